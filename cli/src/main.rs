@@ -1,0 +1,3 @@
+//! The `ade` executable.
+
+fn main() {}
