@@ -1,0 +1,237 @@
+//! Lines of a byte stream.
+//!
+//! Only LF ends a line; a CR right before it is dropped. Everything else,
+//! U+2028, U+2029, U+0085, VT, FF and a lone CR included, is ordinary text.
+//! The limit holds for the line, not for the read, and an over-long line is
+//! skipped with bounded memory.
+//!
+//! This module cuts lines; [`crate::frame`] says what they mean.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use tokio_util::codec::{Decoder, Encoder};
+
+use crate::limits::MAX_LINE;
+
+/// One line, or what stood in the place of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Line {
+    /// A line that was ended by LF, without its line end.
+    Whole(Bytes),
+    /// What came after the last LF when the stream ended.
+    Half(Bytes),
+    /// A line over the limit was skipped; so many bytes of it.
+    TooLong(u64),
+}
+
+/// Cuts a byte stream into [`Line`]s and writes lines.
+#[derive(Debug)]
+pub struct LineCodec {
+    max: usize,
+    scanned: usize,
+    skipped: Option<u64>,
+}
+
+impl Default for LineCodec {
+    fn default() -> Self {
+        Self::with_max(MAX_LINE)
+    }
+}
+
+impl LineCodec {
+    /// A codec that skips lines over `max` bytes.
+    #[must_use]
+    pub fn with_max(max: usize) -> Self {
+        Self {
+            max,
+            scanned: 0,
+            skipped: None,
+        }
+    }
+
+    fn take_line(&mut self, src: &mut BytesMut, end: usize) -> Line {
+        let mut line = src.split_to(end).freeze();
+        src.advance(1);
+        self.scanned = 0;
+        if line.last() == Some(&b'\r') {
+            line.truncate(line.len() - 1);
+        }
+        if line.len() > self.max {
+            Line::TooLong(line.len() as u64)
+        } else {
+            Line::Whole(line)
+        }
+    }
+}
+
+impl Decoder for LineCodec {
+    type Item = Line;
+    type Error = std::io::Error;
+
+    fn decode(&mut self, src: &mut BytesMut) -> Result<Option<Line>, Self::Error> {
+        let found = src[self.scanned..].iter().position(|byte| *byte == b'\n');
+        match (found, self.skipped) {
+            (Some(offset), Some(already)) => {
+                src.advance(self.scanned + offset + 1);
+                self.scanned = 0;
+                self.skipped = None;
+                Ok(Some(Line::TooLong(already + offset as u64)))
+            }
+            (None, Some(already)) => {
+                self.skipped = Some(already + src.len() as u64);
+                src.clear();
+                Ok(None)
+            }
+            (Some(offset), None) => {
+                let end = self.scanned + offset;
+                Ok(Some(self.take_line(src, end)))
+            }
+            // One byte of grace: a CR that will turn out to belong to the line end.
+            (None, None) if src.len() > self.max + 1 => {
+                self.skipped = Some(src.len() as u64);
+                self.scanned = 0;
+                src.clear();
+                Ok(None)
+            }
+            (None, None) => {
+                self.scanned = src.len();
+                Ok(None)
+            }
+        }
+    }
+
+    fn decode_eof(&mut self, src: &mut BytesMut) -> Result<Option<Line>, Self::Error> {
+        if let Some(line) = self.decode(src)? {
+            return Ok(Some(line));
+        }
+        self.scanned = 0;
+        if let Some(length) = self.skipped.take() {
+            return Ok(Some(Line::TooLong(length)));
+        }
+        if src.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Line::Half(src.split().freeze())))
+    }
+}
+
+impl Encoder<Bytes> for LineCodec {
+    type Error = std::io::Error;
+
+    /// Writes `line`, which holds no LF, and a line end.
+    fn encode(&mut self, line: Bytes, dst: &mut BytesMut) -> Result<(), Self::Error> {
+        debug_assert!(!line.contains(&b'\n'), "a line must not hold its own end");
+        dst.reserve(line.len() + 1);
+        dst.put_slice(&line);
+        dst.put_u8(b'\n');
+        Ok(())
+    }
+}
+
+/// The text of a line; bytes that are not UTF-8 become U+FFFD.
+#[must_use]
+pub fn text(line: &[u8]) -> std::borrow::Cow<'_, str> {
+    String::from_utf8_lossy(line)
+}
+
+/// Whether JSON text nests no deeper than `max`. Brackets inside strings do not
+/// count. Runs before the parser, so that depth can never cost a stack.
+#[must_use]
+pub fn depth_within(text: &str, max: usize) -> bool {
+    let mut depth = 0_usize;
+    let mut in_string = false;
+    let mut escaped = false;
+    for byte in text.bytes() {
+        if in_string {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => in_string = false,
+                _ => {}
+            }
+            continue;
+        }
+        match byte {
+            b'"' => in_string = true,
+            b'{' | b'[' => {
+                depth += 1;
+                if depth > max {
+                    return false;
+                }
+            }
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn feed(max: usize, chunks: &[&[u8]]) -> Vec<Line> {
+        let mut codec = LineCodec::with_max(max);
+        let mut buffer = BytesMut::new();
+        let mut lines = Vec::new();
+        for chunk in chunks {
+            buffer.extend_from_slice(chunk);
+            while let Some(line) = codec.decode(&mut buffer).unwrap() {
+                lines.push(line);
+            }
+        }
+        while let Some(line) = codec.decode_eof(&mut buffer).unwrap() {
+            lines.push(line);
+        }
+        lines
+    }
+
+    fn whole(text: &str) -> Line {
+        Line::Whole(Bytes::copy_from_slice(text.as_bytes()))
+    }
+
+    #[test]
+    fn only_lf_ends_a_line() {
+        let input = "a\u{2028}b\u{85}c\u{b}d\re\r\n\nlast".as_bytes();
+        let expected = vec![
+            whole("a\u{2028}b\u{85}c\u{b}d\re"),
+            whole(""),
+            Line::Half(Bytes::from_static(b"last")),
+        ];
+        assert_eq!(feed(64, &[input]), expected);
+        let bytes: Vec<&[u8]> = input.chunks(1).collect();
+        assert_eq!(feed(64, &bytes), expected);
+    }
+
+    #[test]
+    fn a_long_line_costs_itself_only() {
+        let long = vec![b'x'; 100];
+        let lines = feed(10, &[b"one\n", &long, &long, b"\ntwo\n"]);
+        assert_eq!(lines, vec![whole("one"), Line::TooLong(200), whole("two")]);
+        assert_eq!(feed(10, &[&long]), vec![Line::TooLong(100)]);
+    }
+
+    #[test]
+    fn the_limit_is_exact_and_a_cr_does_not_count() {
+        assert_eq!(feed(3, &[b"abc\r\n"]), vec![whole("abc")]);
+        assert_eq!(feed(3, &[b"abc", b"\r", b"\n"]), vec![whole("abc")]);
+        assert_eq!(feed(3, &[b"abcd\n"]), vec![Line::TooLong(4)]);
+    }
+
+    #[test]
+    fn memory_stays_bounded_while_skipping() {
+        let mut codec = LineCodec::with_max(1024);
+        let mut buffer = BytesMut::new();
+        for _ in 0..10_000 {
+            buffer.extend_from_slice(&[b'x'; 512]);
+            assert!(codec.decode(&mut buffer).unwrap().is_none());
+            assert!(buffer.len() <= 2048);
+        }
+    }
+
+    #[test]
+    fn brackets_in_strings_have_no_depth() {
+        assert!(depth_within(r#"{"a":"[[[[[[{{{{\"[["}"#, 1));
+        assert!(!depth_within("[[[]]]", 2));
+        assert!(depth_within("[[],[],[]]", 2));
+    }
+}
