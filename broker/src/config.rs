@@ -1,0 +1,1 @@
+//! config.toml and where each value comes from.

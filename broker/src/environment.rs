@@ -1,0 +1,1 @@
+//! What of our environment a worker gets.

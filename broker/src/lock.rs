@@ -1,0 +1,1 @@
+//! One broker per home.

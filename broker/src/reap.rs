@@ -1,0 +1,1 @@
+//! Collecting the dead.

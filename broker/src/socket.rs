@@ -1,0 +1,1 @@
+//! Local sockets that only the owner can reach.

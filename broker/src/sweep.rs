@@ -1,0 +1,1 @@
+//! Ending what a dead broker left.

@@ -1,0 +1,1 @@
+//! Append-only transcripts of canonical events.
