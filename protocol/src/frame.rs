@@ -597,9 +597,9 @@ pub struct Ready {
     /// The provider's id of the session.
     #[serde(default)]
     pub session_id: Option<String>,
-    /// `provider/id` of the model in use.
+    /// The model in use.
     #[serde(default)]
-    pub current_model: Option<String>,
+    pub current_model: Option<Model>,
     /// The thinking level in use.
     #[serde(default)]
     pub thinking_level: Option<String>,
@@ -618,9 +618,39 @@ pub struct Ready {
     /// Tools that were withheld because they could not be gated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ungateable_tools: Vec<String>,
-    /// Requests that this worker really answers.
+    /// What this worker really can.
     #[serde(default)]
-    pub capabilities: Vec<String>,
+    pub capabilities: Capabilities,
+}
+
+/// What a worker really can; what is absent it cannot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Capabilities {
+    /// Messages into a running turn.
+    pub steer: bool,
+    /// Messages queued at the provider.
+    pub follow_up: bool,
+    /// Branches of a session.
+    pub fork: bool,
+    /// Shortening the context.
+    pub compact: bool,
+    /// Listing models and changing the model.
+    pub models: bool,
+    /// Signing in.
+    pub login: bool,
+    /// Images in messages.
+    pub images: bool,
+    /// Stopping a run and going on with the same agent.
+    pub interrupt_and_continue: bool,
+}
+
+impl Model {
+    /// `provider/id`.
+    #[must_use]
+    pub fn reference(&self) -> String {
+        format!("{}/{}", self.provider, self.id)
+    }
 }
 
 /// A model that can be used.

@@ -26,7 +26,7 @@ const TO_WORKER: &[&str] = &[
 const FROM_WORKER: &[&str] = &[
     r#"{"protocolVersion":2,"type":"hello","workerId":"wrk_1","token":"t","sessionKey":"ses_1","generation":1,"pid":42,"identity":{"pid":42,"startTicks":5,"bootId":"b","pidNamespace":6},"provider":"pi","lastSeq":0,"state":{"seenEvent":false,"fence":0}}"#,
     r#"{"protocolVersion":2,"type":"lifecycle","event":"worker_started"}"#,
-    r#"{"protocolVersion":2,"type":"ready","ready":{"protocolVersion":2,"provider":"pi","version":"1.6.0","sessionFile":"/a.jsonl","sessionId":"x","currentModel":"fake/text","thinkingLevel":"off","availableModels":[{"provider":"fake","id":"text"}],"capabilities":["steer"]}}"#,
+    r#"{"protocolVersion":2,"type":"ready","ready":{"protocolVersion":2,"provider":"pi","version":"1.6.0","sessionFile":"/a.jsonl","sessionId":"x","currentModel":{"provider":"fake","id":"text"},"thinkingLevel":"off","availableModels":[{"provider":"fake","id":"text"}],"capabilities":{"steer":true}}}"#,
     r#"{"protocolVersion":2,"type":"response","requestId":"r1","ok":true,"result":{"status":"completed"}}"#,
     r#"{"protocolVersion":2,"type":"sdk_event","event":{"type":"agent_start"}}"#,
     r#"{"protocolVersion":2,"type":"event","seq":1,"turnId":"t","event":{"type":"text","messageId":"m","text":"h"}}"#,
