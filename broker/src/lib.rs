@@ -13,3 +13,6 @@ pub mod spawn;
 pub mod state;
 pub mod sweep;
 pub mod transcript;
+
+mod files;
+mod platform;

@@ -1,1 +1,124 @@
-//! Limits of the process.
+//! Limits of this process: open descriptors.
+//!
+//! A broker keeps a few descriptors per worker and per client. Running out of
+//! them makes every later failure obscure, so the limit is raised at the start
+//! and room is checked before something is begun that needs several.
+//!
+//! What this module does not do: lower the limit again for children. They
+//! inherit the raised one.
+
+use std::io;
+
+use ade_protocol::exit;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use crate::platform::DESCRIPTORS;
+
+/// Descriptors that are kept free for what cannot be refused: the log, the
+/// database, a client that wants to know what is wrong.
+const RESERVE: u64 = 32;
+
+/// Why something new is not begun.
+#[derive(Debug, thiserror::Error)]
+pub enum LimitError {
+    /// There are too few descriptors left.
+    #[error("{open} of {limit} file descriptors are in use, and {wanted} more are needed")]
+    NoRoom {
+        /// Open now.
+        open: u64,
+        /// The most.
+        limit: u64,
+        /// How many are needed, the reserve included.
+        wanted: u64,
+    },
+}
+
+impl LimitError {
+    /// The exit code that this error means to a script.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        exit::FAILED
+    }
+
+    /// What can be done about it.
+    #[must_use]
+    pub fn hints(&self) -> Vec<String> {
+        vec![
+            "stop some sessions, or raise the limit (`ulimit -Hn`) and start the broker again"
+                .into(),
+        ]
+    }
+}
+
+/// Raises the soft limit of open descriptors to the hard one. Gives the old and
+/// the new soft limit.
+///
+/// # Errors
+/// The kernel refused; the limit is as it was.
+pub fn raise_nofile() -> io::Result<(u64, u64)> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft < hard {
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    }
+    Ok((soft, hard))
+}
+
+/// Open descriptors and the limit.
+///
+/// # Errors
+/// The list of descriptors cannot be read.
+pub fn fd_usage() -> io::Result<(u64, u64)> {
+    // One of them is the listing's own.
+    let open = std::fs::read_dir(DESCRIPTORS)?.count().saturating_sub(1);
+    let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok((open as u64, soft))
+}
+
+/// Whether `wanted` more descriptors can be opened with a reserve left. When
+/// the usage cannot be read the answer is yes: the open itself will tell.
+///
+/// # Errors
+/// [`LimitError::NoRoom`].
+pub fn check_room(wanted: u64) -> Result<(), LimitError> {
+    match fd_usage() {
+        Ok((open, limit)) => room(open, limit, wanted),
+        Err(_) => Ok(()),
+    }
+}
+
+fn room(open: u64, limit: u64, wanted: u64) -> Result<(), LimitError> {
+    let wanted = wanted.saturating_add(RESERVE);
+    if open.saturating_add(wanted) > limit {
+        return Err(LimitError::NoRoom {
+            open,
+            limit,
+            wanted,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_refused_before_the_kernel_would() {
+        assert!(room(100, 1024, 10).is_ok());
+        assert!(room(1024 - RESERVE - 10, 1024, 10).is_ok());
+        assert!(room(1024 - RESERVE - 9, 1024, 10).is_err());
+        assert!(room(0, 1024, u64::MAX).is_err());
+    }
+
+    #[test]
+    fn an_opened_file_is_counted() {
+        let (before, limit) = fd_usage().unwrap();
+        let held: Vec<_> = (0..64)
+            .map(|_| std::fs::File::open("/dev/null").unwrap())
+            .collect();
+        let (after, _) = fd_usage().unwrap();
+        // Other tests of this process open and close files at the same time.
+        assert!(after >= before + 32, "{before} {after} {limit}");
+        drop(held);
+    }
+}

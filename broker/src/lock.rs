@@ -1,1 +1,236 @@
 //! One broker per home.
+//!
+//! A kernel lock (`flock`) on `run/broker.lock`, held for the broker's life.
+//! The kernel lets go of it when the process ends, however it ends, so a
+//! leftover file blocks nobody, and a pid that was given to somebody else
+//! proves nothing. The file's content only tells people and clients who holds
+//! the lock. The file itself is never removed: whoever locks a removed file
+//! holds nothing.
+//!
+//! Whoever holds the lock may remove stale sockets of the home and bind new
+//! ones; nobody else may.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use ade_leases::process::{Liveness, ProcessIdentity};
+use ade_protocol::exit;
+use fs4::{FileExt, TryLockError};
+use serde::{Deserialize, Serialize};
+
+use crate::home::Home;
+use crate::{clock, files};
+
+/// How long a loser tries on while the lock has no name.
+const NAME_WAIT: Duration = Duration::from_millis(500);
+/// Pause between two looks at the lock.
+const POLL: Duration = Duration::from_millis(10);
+/// More than this is not a lock file of ours.
+const MAX_CONTENT: u64 = 64 * 1024;
+
+/// Who holds the lock, by its own word.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Holder {
+    /// Its pid.
+    pub pid: i32,
+    /// Its identity, where the system can tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<ProcessIdentity>,
+    /// Its control socket.
+    pub socket: PathBuf,
+    /// When it started: RFC 3339, UTC, milliseconds.
+    pub started_at: String,
+    /// Its version.
+    pub version: String,
+}
+
+/// Why the lock was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another broker runs in this home.
+    #[error("a broker is already running{}", described(.0.as_deref()))]
+    AlreadyRunning(
+        /// Which one; absent when it has not written its name.
+        Option<Box<Holder>>,
+    ),
+    /// The lock file cannot be used.
+    #[error("could not {operation} the broker lock {}", path.display())]
+    Io {
+        /// `open`, `lock` or `write`.
+        operation: &'static str,
+        /// The lock file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn described(holder: Option<&Holder>) -> String {
+    holder.map_or_else(String::new, |holder| {
+        format!(
+            ": process {}, version {}, since {}, socket {}",
+            holder.pid,
+            holder.version,
+            holder.started_at,
+            holder.socket.display()
+        )
+    })
+}
+
+impl LockError {
+    /// The exit code that this error means to a script.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::AlreadyRunning(_) => exit::ALREADY_RUNNING,
+            Self::Io { .. } => exit::FAILED,
+        }
+    }
+
+    /// What can be done about it.
+    #[must_use]
+    pub fn hints(&self) -> Vec<String> {
+        let hint = match self {
+            Self::AlreadyRunning(_) => "use it, or end it with `ade stop`",
+            Self::Io { .. } => "ADE_HOME must be on a file system with locks; choose another one",
+        };
+        vec![hint.into()]
+    }
+}
+
+/// The lock. Dropping it, or dying, lets go of it.
+#[derive(Debug)]
+pub struct BrokerLock {
+    file: File,
+    holder: Holder,
+}
+
+impl BrokerLock {
+    /// Takes the lock or says who has it. Waits at most half a second, and only
+    /// for the holder's name. The home must have been prepared.
+    ///
+    /// # Errors
+    /// [`LockError::AlreadyRunning`] when another broker holds it.
+    pub fn take(home: &Home, version: &str) -> Result<Self, LockError> {
+        let path = home.broker_lock();
+        let io = |operation| {
+            let path = path.clone();
+            move |source| LockError::Io {
+                operation,
+                path,
+                source,
+            }
+        };
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let mut file = files::open_private(&path, &mut options).map_err(io("open"))?;
+        if let Some(holder) = lock_or_name(&mut file).map_err(io("lock"))? {
+            return Err(LockError::AlreadyRunning(holder.map(Box::new)));
+        }
+        let holder = Holder {
+            pid: nix::unistd::getpid().as_raw(),
+            identity: ProcessIdentity::current().ok(),
+            socket: home.control_socket(),
+            started_at: clock::timestamp(),
+            version: version.to_owned(),
+        };
+        write_holder(&mut file, &holder).map_err(io("write"))?;
+        Ok(Self { file, holder })
+    }
+
+    /// Like [`BrokerLock::take`], but waits up to `bound` for the holder to
+    /// end. Blocks the thread.
+    ///
+    /// # Errors
+    /// As [`BrokerLock::take`], after `bound`.
+    pub fn take_within(home: &Home, version: &str, bound: Duration) -> Result<Self, LockError> {
+        let deadline = Instant::now() + bound;
+        loop {
+            match Self::take(home, version) {
+                Err(LockError::AlreadyRunning(_)) if Instant::now() < deadline => {
+                    std::thread::sleep(POLL);
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// What the lock file says of us.
+    #[must_use]
+    pub fn holder(&self) -> &Holder {
+        &self.holder
+    }
+}
+
+impl Drop for BrokerLock {
+    fn drop(&mut self) {
+        // The name goes before the lock does, so that a loser never reads the
+        // name of a broker that has ended orderly.
+        let _ = self.file.set_len(0);
+    }
+}
+
+/// Who holds the lock of this home now; `None` when nobody does or the holder
+/// did not write its name. Takes the lock for a moment to see.
+///
+/// # Errors
+/// The lock file exists and cannot be read.
+pub fn holder(home: &Home) -> io::Result<Option<Holder>> {
+    let mut file = match File::open(home.broker_lock()) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    match FileExt::try_lock_shared(&file) {
+        Ok(()) => Ok(None),
+        Err(TryLockError::WouldBlock) => read_name(&mut file),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+fn write_holder(file: &mut File, holder: &Holder) -> io::Result<()> {
+    let mut line = serde_json::to_vec(holder)?;
+    line.push(b'\n');
+    file.set_len(0)?;
+    file.rewind()?;
+    file.write_all(&line)
+}
+
+/// Locks the file, giving `None`, or names the holder. A holder that has only
+/// just taken the lock has not written its name yet, a killed one has left its
+/// own behind, and somebody who only looks holds the lock for a moment: so a
+/// name counts only if its process may live, and until there is one we try on.
+fn lock_or_name(file: &mut File) -> io::Result<Option<Option<Holder>>> {
+    let deadline = Instant::now() + NAME_WAIT;
+    loop {
+        match FileExt::try_lock(file) {
+            Ok(()) => return Ok(None),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        match read_name(file)? {
+            Some(holder) => return Ok(Some(Some(holder))),
+            None if Instant::now() >= deadline => return Ok(Some(None)),
+            None => std::thread::sleep(POLL),
+        }
+    }
+}
+
+/// The name in the file, unless its process is known to be over.
+fn read_name(file: &mut File) -> io::Result<Option<Holder>> {
+    let mut content = Vec::new();
+    file.rewind()?;
+    Read::take(&mut *file, MAX_CONTENT).read_to_end(&mut content)?;
+    let Ok(holder) = serde_json::from_slice::<Holder>(&content) else {
+        return Ok(None);
+    };
+    let dead = holder
+        .identity
+        .as_ref()
+        .is_some_and(|identity| matches!(identity.liveness(), Liveness::Dead(_)));
+    Ok(Some(holder).filter(|_| !dead))
+}

@@ -1,0 +1,29 @@
+//! Linux.
+
+use std::io;
+use std::path::PathBuf;
+
+use interprocess::local_socket::ListenerOptions;
+use interprocess::os::unix::local_socket::ListenerOptionsExt;
+
+/// Longest path of a local socket in bytes: `sun_path` without its NUL.
+pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
+
+/// Gives the socket file its mode before it has a name: there is no moment at
+/// which it could be opened by others.
+pub(crate) fn socket_mode(options: ListenerOptions<'_>, mode: u32) -> ListenerOptions<'_> {
+    options.mode(mode)
+}
+
+/// The running executable, also after the file was replaced or removed.
+pub(crate) fn own_executable() -> io::Result<PathBuf> {
+    Ok(PathBuf::from("/proc/self/exe"))
+}
+
+/// Where this process sees its own open descriptors.
+pub(crate) const DESCRIPTORS: &str = "/proc/self/fd";
+
+/// Makes this process the one that orphans below it come to.
+pub(crate) fn become_subreaper() -> io::Result<()> {
+    nix::sys::prctl::set_child_subreaper(true).map_err(io::Error::from)
+}

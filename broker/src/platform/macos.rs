@@ -1,0 +1,29 @@
+//! macOS. **Untested**: written with care, run by nobody yet.
+
+use std::io;
+use std::path::PathBuf;
+
+use interprocess::local_socket::ListenerOptions;
+
+/// Longest path of a local socket in bytes: `sun_path` without its NUL.
+pub(crate) const SOCKET_PATH_LIMIT: usize = 103;
+
+/// A socket cannot have a mode before it has a name here. It is bound inside a
+/// 0700 directory and gets its mode before it gets its final name.
+pub(crate) fn socket_mode(options: ListenerOptions<'_>, _mode: u32) -> ListenerOptions<'_> {
+    options
+}
+
+/// The file of the running executable.
+pub(crate) fn own_executable() -> io::Result<PathBuf> {
+    std::env::current_exe()
+}
+
+/// Where this process sees its own open descriptors.
+pub(crate) const DESCRIPTORS: &str = "/dev/fd";
+
+/// There is no subreaper here: orphans go to launchd, and only their mark
+/// finds them again.
+pub(crate) fn become_subreaper() -> io::Result<()> {
+    Ok(())
+}
