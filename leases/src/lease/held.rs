@@ -1,0 +1,189 @@
+//! A held lease: what the holder can see of it, and how it ends.
+
+use super::error::ReleaseError;
+use super::guard::Guard;
+use super::place::{Inode, Place};
+use super::publish::{Staged, lock};
+use super::registry::Ticket;
+use super::seam::{Seam, Step};
+use super::seen::{Seen, see};
+use super::sides::sweep_own;
+use crate::record::Record;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// The right to write one session file, for as long as this lives.
+///
+/// Holds an `flock` on the lease file by a close-on-exec descriptor, so the
+/// right ends with the process at the latest. A child that is forked and never
+/// executes another program would share that lock: start programs with
+/// `std::process::Command` or the like.
+///
+/// Dropping it releases, and keeps quiet about failures; [`Lease::release`]
+/// tells them.
+#[derive(Debug)]
+pub struct Lease {
+    place: Place,
+    record: Record,
+    lock: Mutex<Lock>,
+    seam: Seam,
+    over: bool,
+    /// Goes last: only when the file is gone another thread may try.
+    _ticket: Ticket,
+}
+
+#[derive(Debug)]
+struct Lock {
+    file: File,
+    inode: Inode,
+}
+
+/// What stands at the path of a lease that we believe to hold.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// Our record.
+    Ours,
+    /// Nothing: stop writing at once.
+    Gone,
+    /// Something else, with its record if it has one: stop writing at once.
+    Foreign(Option<Box<Record>>),
+}
+
+/// How a lease ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Released {
+    /// We removed it.
+    Freed,
+    /// It was gone or somebody else's; that one's file was not touched.
+    HadBeenLost,
+}
+
+impl Lease {
+    pub(crate) fn new(
+        place: Place,
+        record: Record,
+        staged: Staged,
+        seam: Seam,
+        ticket: Ticket,
+    ) -> Self {
+        let lock = Mutex::new(Lock {
+            file: staged.file,
+            inode: staged.inode,
+        });
+        Self {
+            place,
+            record,
+            lock,
+            seam,
+            over: false,
+            _ticket: ticket,
+        }
+    }
+
+    /// The lease file.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.place.lease_path()
+    }
+
+    /// The canonical session file.
+    #[must_use]
+    pub fn session_file(&self) -> &Path {
+        &self.place.session
+    }
+
+    /// What stands in the lease file.
+    #[must_use]
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Looks whether the lease is still ours.
+    ///
+    /// A foreign program that moved it aside and back writes a new file with
+    /// our token; that one is ours, and its kernel lock is taken anew.
+    ///
+    /// # Errors
+    /// The file can't be looked at. This is not "lost", but a holder that can't
+    /// see its lease for long should stop.
+    pub fn standing(&self) -> io::Result<Standing> {
+        let mut ours = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.place.inode(&self.place.lease)? == Some(ours.inode) {
+            return Ok(Standing::Ours);
+        }
+        match see(&self.place, &self.place.lease)? {
+            Seen::Nothing => Ok(Standing::Gone),
+            Seen::NotAFile(_) => Ok(Standing::Foreign(None)),
+            Seen::File(seen) => match seen.record {
+                Some(record) if record.token == self.record.token => {
+                    if let Ok(file) = self.open_for_lock() {
+                        lock(&file)?;
+                        *ours = Lock {
+                            file,
+                            inode: seen.inode,
+                        };
+                    }
+                    Ok(Standing::Ours)
+                }
+                record => Ok(Standing::Foreign(record.map(Box::new))),
+            },
+        }
+    }
+
+    fn open_for_lock(&self) -> io::Result<File> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.place.dir, &self.place.lease, flags, Mode::empty())?;
+        Ok(File::from(file))
+    }
+
+    /// Gives the session back. What is not ours is left byte for byte.
+    ///
+    /// Waits for the directory's guard for 5 s at the most, and goes on
+    /// without it then: removing our own file needs no guard, it only keeps
+    /// the moment between looking and removing free of other processes of ours.
+    ///
+    /// # Errors
+    /// The file is ours and can't be removed.
+    pub fn release(mut self) -> Result<Released, ReleaseError> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<Released, ReleaseError> {
+        if std::mem::replace(&mut self.over, true) {
+            return Ok(Released::Freed);
+        }
+        let guard = Guard::take(&self.place, &self.seam).ok();
+        let result = self.remove();
+        if let Ok(sides) = self.seam.run(Step::ReleaseSweep, || self.place.sides()) {
+            sweep_own(&self.place, &sides, &self.record.token);
+        }
+        // Said aloud, because a child between fork and exec has a copy of the
+        // descriptor and would keep the lock for a moment.
+        let ours = self.lock.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let _ = rustix::fs::flock(&ours.file, FlockOperation::Unlock);
+        drop(guard);
+        result.map_err(|source| ReleaseError {
+            path: self.place.lease_path(),
+            source,
+        })
+    }
+
+    fn remove(&self) -> io::Result<Released> {
+        match self.seam.run(Step::ReleaseCheck, || self.standing())? {
+            Standing::Gone | Standing::Foreign(_) => Ok(Released::HadBeenLost),
+            Standing::Ours => self
+                .seam
+                .run(Step::ReleaseUnlink, || self.place.unlink(&self.place.lease))
+                .map(|()| Released::Freed),
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let _ = self.finish();
+    }
+}

@@ -1,0 +1,210 @@
+//! Where a lease lives: the opened directory and the names in it.
+
+use super::error::AcquireError;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+const SUFFIX: &str = ".ade-lease";
+
+/// Names of one kind that one look at a directory keeps. More are left for
+/// the next look; a crash leaves at most one.
+const NAMES_KEPT: usize = 1024;
+
+/// The lease's directory, opened, and the canonical names. All steps go by
+/// this descriptor, so a directory that is renamed meanwhile stays the same one.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) dir: OwnedFd,
+    pub(crate) dir_path: PathBuf,
+    pub(crate) session: PathBuf,
+    pub(crate) lease: OsString,
+}
+
+/// A file whatever it is called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Inode {
+    dev: u64,
+    ino: u64,
+}
+
+impl Inode {
+    pub(crate) fn of(stat: &Stat) -> Self {
+        Self {
+            dev: stat.st_dev as _,
+            ino: stat.st_ino as _,
+        }
+    }
+}
+
+/// What else lies beside a lease under a name of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Side {
+    /// `.reclaim-*`: a lease that was moved aside; blocks while it is alive.
+    Claim,
+    /// `.release-*`: the foreign program's release at work, or left by a crash.
+    Release,
+    /// `.new-*`: a staging file at work, or left by a crash.
+    Staging,
+}
+
+impl Side {
+    fn parse(rest: &[u8]) -> Option<Self> {
+        [
+            (".reclaim-", Self::Claim),
+            (".release-", Self::Release),
+            (".new-", Self::Staging),
+        ]
+        .into_iter()
+        .find_map(|(word, side)| rest.starts_with(word.as_bytes()).then_some(side))
+    }
+}
+
+impl Place {
+    /// One session, one lease file, however the session is spelled.
+    pub(crate) fn of(session_file: &Path) -> Result<Self, AcquireError> {
+        let io = |path: &Path, source| AcquireError::io(None, path, source);
+        let link = std::fs::symlink_metadata(session_file).ok();
+        let session_file = if link
+            .as_ref()
+            .is_some_and(|meta| meta.file_type().is_symlink())
+        {
+            &std::fs::canonicalize(session_file).map_err(|source| io(session_file, source))?
+        } else {
+            session_file
+        };
+        if link.is_some_and(|meta| meta.is_dir()) {
+            return Err(AcquireError::NotAFile {
+                path: session_file.to_owned(),
+                what: FileKind::Directory,
+            });
+        }
+        let Some(name) = session_file.file_name() else {
+            return Err(AcquireError::NotAFile {
+                path: session_file.to_owned(),
+                what: FileKind::Directory,
+            });
+        };
+        let parent = match session_file.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let no_directory = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => AcquireError::NoDirectory {
+                path: parent.to_owned(),
+            },
+            _ => io(parent, source),
+        };
+        let dir_path = std::fs::canonicalize(parent).map_err(no_directory)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::openat(CWD, &dir_path, flags, Mode::empty())
+            .map_err(|errno| no_directory(errno.into()))?;
+        let mut lease = name.to_owned();
+        lease.push(SUFFIX);
+        Ok(Self {
+            dir,
+            session: dir_path.join(name),
+            dir_path,
+            lease,
+        })
+    }
+
+    pub(crate) fn lease_path(&self) -> PathBuf {
+        self.dir_path.join(&self.lease)
+    }
+
+    pub(crate) fn path_of(&self, name: &OsStr) -> PathBuf {
+        self.dir_path.join(name)
+    }
+
+    pub(crate) fn side_name(&self, side: Side, token: &str) -> OsString {
+        let word = match side {
+            Side::Claim => ".reclaim-",
+            Side::Release => ".release-",
+            Side::Staging => ".new-",
+        };
+        let mut name = self.lease.clone();
+        name.push(word);
+        name.push(token);
+        name
+    }
+
+    /// The inode under a name; `None` when there is none.
+    pub(crate) fn inode(&self, name: &OsStr) -> io::Result<Option<Inode>> {
+        match rustix::fs::statat(&self.dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(Inode::of(&stat))),
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Removes a name; that it is gone already is fine.
+    pub(crate) fn unlink(&self, name: &OsStr) -> io::Result<()> {
+        match rustix::fs::unlinkat(&self.dir, name, AtFlags::empty()) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Makes a file that was not there, 0600 whatever the umask.
+    pub(crate) fn create(&self, name: &OsStr) -> io::Result<File> {
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file = rustix::fs::openat(&self.dir, name, flags, mode)?;
+        // Filesystems without modes (FAT) refuse this and protect the whole
+        // mount instead.
+        let _ = rustix::fs::fchmod(&file, mode);
+        Ok(File::from(file))
+    }
+
+    /// Everything that lies beside the lease under one of the side names.
+    pub(crate) fn sides(&self) -> io::Result<Vec<(Side, OsString)>> {
+        let mut found = Vec::new();
+        super::platform::each_name(&self.dir, &mut |name| {
+            let side = name
+                .strip_prefix(self.lease.as_bytes())
+                .and_then(Side::parse);
+            if let Some(side) = side.filter(|_| found.len() < NAMES_KEPT) {
+                found.push((side, OsString::from_vec(name.to_vec())));
+            }
+        })?;
+        Ok(found)
+    }
+}
+
+/// What stands where a file is expected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FileKind {
+    /// A symbolic link; it is never followed.
+    Symlink,
+    /// A directory.
+    Directory,
+    /// A pipe, a socket or a device.
+    Special,
+}
+
+impl FileKind {
+    pub(crate) fn of(stat: &Stat) -> Option<Self> {
+        match FileType::from_raw_mode(stat.st_mode as _) {
+            FileType::RegularFile => None,
+            FileType::Symlink => Some(Self::Symlink),
+            FileType::Directory => Some(Self::Directory),
+            _ => Some(Self::Special),
+        }
+    }
+}
+
+impl std::fmt::Display for FileKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Symlink => "a symbolic link",
+            Self::Directory => "a directory",
+            Self::Special => "a pipe, a socket or a device",
+        })
+    }
+}

@@ -1,0 +1,206 @@
+//! Publishing a record: the lease appears with its whole content and with its
+//! kernel lock held, in one step, or not at all.
+
+use super::error::AcquireError;
+use super::place::{Inode, Place, Side};
+use super::seam::{Seam, Step};
+use crate::record::Record;
+use rustix::fs::{AtFlags, FlockOperation, RenameFlags};
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Write};
+use std::time::Duration;
+
+/// A written and locked file of ours, under a side name or as the lease.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    pub(crate) name: OsString,
+    pub(crate) file: File,
+    pub(crate) inode: Inode,
+}
+
+pub(crate) enum Published {
+    Ours(Staged),
+    /// A lease is there already.
+    Taken,
+}
+
+/// The errnos by which filesystems say that they have no such operation.
+pub(crate) fn not_offered(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(
+            Errno::PERM | Errno::NOTSUP | Errno::NOSYS | Errno::XDEV | Errno::MLINK | Errno::INVAL
+        )
+    )
+}
+
+fn is(error: &io::Error, errno: Errno) -> bool {
+    Errno::from_io_error(error) == Some(errno)
+}
+
+/// Writes the record under a side name and takes its kernel lock. On failure
+/// nothing is left behind.
+pub(crate) fn stage(
+    place: &Place,
+    side: Side,
+    record: &Record,
+    seam: &Seam,
+) -> Result<Staged, AcquireError> {
+    let name = place.side_name(side, &record.token);
+    fill(place, Step::StageCreate, &name, record, seam)
+        .map_err(|(step, source)| AcquireError::io(Some(step), &place.path_of(&name), source))
+}
+
+fn fill(
+    place: &Place,
+    create: Step,
+    name: &OsStr,
+    record: &Record,
+    seam: &Seam,
+) -> Result<Staged, (Step, io::Error)> {
+    let line = record.to_line();
+    let mut file = match seam.run(create, || place.create(name)) {
+        Ok(file) => file,
+        Err(source) => {
+            if !is(&source, Errno::EXIST) {
+                let _ = place.unlink(name);
+            }
+            return Err((create, source));
+        }
+    };
+    let undo = |step, source| {
+        let _ = place.unlink(name);
+        (step, source)
+    };
+    let write = || {
+        room_for(line.len())?;
+        file.write_all(&line)
+    };
+    seam.run(Step::StageWrite, write)
+        .map_err(|source| undo(Step::StageWrite, source))?;
+    seam.run(Step::StageLock, || lock(&file))
+        .map_err(|source| undo(Step::StageLock, source))?;
+    let stat = rustix::fs::fstat(&file).map_err(|errno| undo(Step::StageLock, errno.into()))?;
+    Ok(Staged {
+        name: name.to_owned(),
+        file,
+        inode: Inode::of(&stat),
+    })
+}
+
+/// Asks before writing: a write over the file size limit is answered by a
+/// signal that ends the process.
+fn room_for(bytes: usize) -> io::Result<()> {
+    use nix::sys::resource::{Resource, getrlimit};
+    let (soft, _) = getrlimit(Resource::RLIMIT_FSIZE)?;
+    if u64::try_from(bytes).unwrap_or(u64::MAX) > soft {
+        Err(Errno::FBIG.into())
+    } else {
+        Ok(())
+    }
+}
+
+/// Takes the holder's lock. Where the filesystem has none the lease goes
+/// without: the pid and its start tick then carry it alone.
+pub(crate) fn lock(file: &File) -> io::Result<()> {
+    // A looker's shared lock is gone again at once; one that is stopped in
+    // the middle of it must not stop us.
+    for _ in 0..50 {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(Duration::from_micros(100)),
+            Ok(()) | Err(_) => break,
+        }
+    }
+    Ok(())
+}
+
+/// Makes the lease out of nothing. Needs the guard.
+pub(crate) fn publish(
+    place: &Place,
+    record: &Record,
+    seam: &Seam,
+) -> Result<Published, AcquireError> {
+    let staged = stage(place, Side::Staging, record, seam)?;
+    let link = || {
+        let flags = AtFlags::empty();
+        rustix::fs::linkat(&place.dir, &staged.name, &place.dir, &place.lease, flags)?;
+        Ok(())
+    };
+    let Err(source) = seam.run(Step::Link, link) else {
+        return Ok(ours(place, staged, seam));
+    };
+    // Network filesystems may have made the link and lost the answer.
+    if place.inode(&place.lease).ok().flatten() == Some(staged.inode) {
+        return Ok(ours(place, staged, seam));
+    }
+    if not_offered(&source) {
+        return rename_no_replace(place, staged, record, seam);
+    }
+    let _ = place.unlink(&staged.name);
+    if is(&source, Errno::EXIST) {
+        return Ok(Published::Taken);
+    }
+    Err(AcquireError::io(
+        Some(Step::Link),
+        &place.lease_path(),
+        source,
+    ))
+}
+
+fn ours(place: &Place, mut staged: Staged, seam: &Seam) -> Published {
+    let unlink = || place.unlink(&staged.name);
+    if seam.run(Step::StageUnlink, unlink).is_err() {
+        // The lease is ours all the same; who publishes next sweeps the name.
+        let _ = place.unlink(&staged.name);
+    }
+    staged.name.clone_from(&place.lease);
+    Published::Ours(staged)
+}
+
+fn rename_no_replace(
+    place: &Place,
+    mut staged: Staged,
+    record: &Record,
+    seam: &Seam,
+) -> Result<Published, AcquireError> {
+    let rename = || {
+        let flags = RenameFlags::NOREPLACE;
+        rustix::fs::renameat_with(&place.dir, &staged.name, &place.dir, &place.lease, flags)?;
+        Ok(())
+    };
+    let result = seam.run(Step::RenameNoReplace, rename);
+    let there = || place.inode(&place.lease).ok().flatten() == Some(staged.inode);
+    match result {
+        Err(source) if !there() => {
+            let _ = place.unlink(&staged.name);
+            if is(&source, Errno::EXIST) {
+                Ok(Published::Taken)
+            } else if not_offered(&source) {
+                create_exclusive(place, record, seam)
+            } else {
+                let path = place.lease_path();
+                Err(AcquireError::io(Some(Step::RenameNoReplace), &path, source))
+            }
+        }
+        Ok(()) | Err(_) => {
+            staged.name.clone_from(&place.lease);
+            Ok(Published::Ours(staged))
+        }
+    }
+}
+
+/// The last resort: readers may see the file before its content. They take a
+/// file that does not parse for one in the making, for 2 s.
+fn create_exclusive(
+    place: &Place,
+    record: &Record,
+    seam: &Seam,
+) -> Result<Published, AcquireError> {
+    match fill(place, Step::CreateExclusive, &place.lease, record, seam) {
+        Ok(staged) => Ok(Published::Ours(staged)),
+        Err((Step::CreateExclusive, source)) if is(&source, Errno::EXIST) => Ok(Published::Taken),
+        Err((step, source)) => Err(AcquireError::io(Some(step), &place.lease_path(), source)),
+    }
+}

@@ -1,0 +1,197 @@
+//! Taking a lease.
+
+use super::error::{AcquireError, Holder};
+use super::guard::{Guard, GuardError};
+use super::held::Lease;
+use super::place::{Place, Side};
+use super::publish::{Published, Staged, publish};
+use super::reclaim::{Reclaimed, reclaim};
+use super::registry::Ticket;
+use super::seam::{Seam, Step};
+use super::seen::{Seen, SeenFile, see};
+use super::sides::{blocking_claim, sweep};
+use crate::record::{OwnerKind, Record};
+use crate::verdict::Verdict;
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How often the path may change under our hands before that is an error.
+const ROUNDS: u32 = 8;
+
+/// Who wants a lease, and for how long it may take.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// The kind of holder.
+    pub owner: OwnerKind,
+    /// The live holder: a chat or a terminal handle. Blank gets a fresh uuid.
+    pub owner_id: String,
+    /// How long to wait for a live holder; `None` refuses at once.
+    pub wait: Option<Duration>,
+}
+
+/// Takes the lease of a session file that need not exist yet.
+///
+/// # Errors
+/// See [`AcquireError`]; [`AcquireError::is_contention`] tells "somebody has
+/// it" from everything else. Whatever happens, nothing is left behind.
+pub fn acquire(session_file: &Path, request: &Request) -> Result<Lease, AcquireError> {
+    acquire_with(session_file, request, &Seam::default())
+}
+
+/// As [`acquire`], with a hook at every step. For tests.
+///
+/// # Errors
+/// As [`acquire`].
+pub fn acquire_with(
+    session_file: &Path,
+    request: &Request,
+    seam: &Seam,
+) -> Result<Lease, AcquireError> {
+    let deadline = request.wait.map(|wait| Instant::now() + wait);
+    let place = Place::of(session_file)?;
+    let lease_path = place.lease_path();
+    let ticket = Ticket::take(&lease_path, &request.owner_id, deadline).map_err(|owner_id| {
+        AcquireError::AlreadyHere {
+            path: lease_path,
+            owner_id,
+        }
+    })?;
+    let record = Record::new(request.owner, &request.owner_id, &place.session);
+    let taking = Taking {
+        place: &place,
+        record: &record,
+        seam,
+    };
+    let staged = taking.until(deadline)?;
+    Ok(Lease::new(place, record, staged, seam.clone(), ticket))
+}
+
+struct Taking<'a> {
+    place: &'a Place,
+    record: &'a Record,
+    seam: &'a Seam,
+}
+
+impl Taking<'_> {
+    fn until(&self, deadline: Option<Instant>) -> Result<Staged, AcquireError> {
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let refusal = match self.rounds() {
+                Ok(staged) => return Ok(staged),
+                Err(refusal) if !refusal.is_contention() => return Err(refusal),
+                Err(refusal) => refusal,
+            };
+            let left = deadline.and_then(|at| at.checked_duration_since(Instant::now()));
+            let Some(left) = left.filter(|left| !left.is_zero()) else {
+                return Err(refusal);
+            };
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+
+    fn rounds(&self) -> Result<Staged, AcquireError> {
+        for _ in 0..ROUNDS {
+            if let Some(staged) = self.round()? {
+                return Ok(staged);
+            }
+        }
+        Err(AcquireError::Contended {
+            path: self.place.lease_path(),
+            rounds: ROUNDS,
+        })
+    }
+
+    /// `None`: the path changed under our hands.
+    fn round(&self) -> Result<Option<Staged>, AcquireError> {
+        // The first look is without the guard: a refusal costs one read.
+        let there = self.judge(Step::Look)?.is_some();
+        self.refuse_claims(Step::ScanClaims)?;
+        let guard = Guard::take(self.place, self.seam).map_err(|error| match error {
+            GuardError::Timeout => AcquireError::GuardTimeout {
+                dir: self.place.dir_path.clone(),
+            },
+            GuardError::Io(source) => {
+                AcquireError::io(Some(Step::Guard), &self.place.dir_path, source)
+            }
+        })?;
+        let dead = if there {
+            self.judge(Step::JudgeAgain)?
+        } else {
+            None
+        };
+        let staged = match dead {
+            // No record seen means: try to publish, never to reclaim.
+            None => match publish(self.place, self.record, self.seam)? {
+                Published::Ours(staged) => staged,
+                Published::Taken => return Ok(None),
+            },
+            Some(dead) => match reclaim(self.place, self.record, &dead, self.seam)? {
+                Reclaimed::Ours(staged) => staged,
+                Reclaimed::Changed => return Ok(None),
+            },
+        };
+        match self.refuse_claims(Step::ScanAgain) {
+            Ok(sides) => {
+                sweep(self.place, &sides);
+                let _ = self.seam.run(Step::Unguard, || {
+                    drop(guard);
+                    Ok(())
+                });
+                Ok(Some(staged))
+            }
+            Err(refusal) => {
+                // The foreign program had moved a live lease aside while we
+                // published. Only our own file is removed again.
+                if self.place.inode(&self.place.lease).ok().flatten() == Some(staged.inode) {
+                    let _ = self.place.unlink(&self.place.lease);
+                }
+                Err(refusal)
+            }
+        }
+    }
+
+    /// The dead file that may be reclaimed, or nothing; else the refusal.
+    fn judge(&self, step: Step) -> Result<Option<SeenFile>, AcquireError> {
+        let path = || self.place.lease_path();
+        let seen = self
+            .seam
+            .run(step, || see(self.place, &self.place.lease))
+            .map_err(|source| AcquireError::io(Some(step), &path(), source))?;
+        match seen {
+            Seen::Nothing => Ok(None),
+            Seen::NotAFile(what) => Err(AcquireError::NotAFile { path: path(), what }),
+            Seen::File(file) => match file.verdict {
+                Verdict::Dead(_) => Ok(Some(file)),
+                Verdict::Alive(proof) => {
+                    let holder = Holder {
+                        path: path(),
+                        record: file.record,
+                        proof,
+                    };
+                    Err(AcquireError::Held(Box::new(holder)))
+                }
+                Verdict::Unknown(why) => {
+                    let record = file.record.map(Box::new);
+                    Err(AcquireError::Unknown {
+                        path: path(),
+                        record,
+                        why,
+                    })
+                }
+            },
+        }
+    }
+
+    fn refuse_claims(&self, step: Step) -> Result<Vec<(Side, OsString)>, AcquireError> {
+        let sides = self
+            .seam
+            .run(step, || self.place.sides())
+            .map_err(|source| AcquireError::io(Some(step), &self.place.dir_path, source))?;
+        match blocking_claim(self.place, &sides, &self.record.token) {
+            Some(refusal) => Err(refusal),
+            None => Ok(sides),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The process table as a tree, and processes found by a mark in their
+//! environment.
+
+use super::identity::{Pid, ProcessIdentity};
+use super::platform;
+use std::collections::HashSet;
+use std::io;
+
+/// One row of the process table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ProcessEntry {
+    /// The process.
+    pub pid: Pid,
+    /// Its parent; 0 for the first process and for parents in another namespace.
+    pub ppid: i32,
+    /// Its process group.
+    pub pgid: i32,
+    /// Its session.
+    pub session: i32,
+    /// The kernel's letter: `R`, `S`, `D`, `T`, `Z`, …
+    pub state: char,
+    /// Start time as in [`ProcessIdentity::start_ticks`].
+    pub start_ticks: u64,
+    /// The short name the process goes by, 15 bytes at most on Linux. Any
+    /// process can choose it: fit for a message, never for a decision.
+    pub name: String,
+}
+
+impl ProcessEntry {
+    /// The identity of this row, for [`super::signal`].
+    ///
+    /// # Errors
+    /// The boot id or the pid namespace can't be read.
+    pub fn identity(&self) -> io::Result<ProcessIdentity> {
+        ProcessIdentity::assemble(self.pid, self.start_ticks)
+    }
+
+    /// Whether it has ended and only waits to be reaped.
+    #[must_use]
+    pub fn is_zombie(&self) -> bool {
+        matches!(self.state, 'Z' | 'X' | 'x')
+    }
+}
+
+/// Every process that can be seen. One that vanishes during the scan is left
+/// out; one that starts during it may be.
+///
+/// # Errors
+/// The process table can't be read at all.
+pub fn table() -> io::Result<Vec<ProcessEntry>> {
+    platform::table()
+}
+
+/// The direct children of a process.
+#[must_use]
+pub fn children(of: Pid, table: &[ProcessEntry]) -> Vec<ProcessEntry> {
+    table
+        .iter()
+        .filter(|entry| entry.ppid == of.get())
+        .cloned()
+        .collect()
+}
+
+/// Everything below a process, itself excluded, in the table's order: the
+/// children of members, and whoever is in a session or a group that a member
+/// leads (a double fork leaves its parent but not its session).
+#[must_use]
+pub fn descendants(root: Pid, table: &[ProcessEntry]) -> Vec<ProcessEntry> {
+    let mut members = HashSet::from([root.get()]);
+    loop {
+        let before = members.len();
+        for entry in table {
+            if [entry.ppid, entry.pgid, entry.session]
+                .iter()
+                .any(|id| members.contains(id))
+            {
+                members.insert(entry.pid.get());
+            }
+        }
+        if members.len() == before {
+            break;
+        }
+    }
+    members.remove(&root.get());
+    table
+        .iter()
+        .filter(|entry| members.contains(&entry.pid.get()))
+        .cloned()
+        .collect()
+}
+
+/// The processes whose environment at their start held exactly
+/// `mark_name=mark`. Those whose environment can't be read are left out.
+///
+/// # Errors
+/// The process table can't be read at all.
+pub fn marked(mark_name: &str, mark: &str) -> io::Result<Vec<ProcessIdentity>> {
+    platform::marked(mark_name, mark)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(pid: i64, ppid: i32, pgid: i32, session: i32) -> ProcessEntry {
+        ProcessEntry {
+            pid: Pid::new(pid).expect("a pid"),
+            ppid,
+            pgid,
+            session,
+            state: 'S',
+            start_ticks: 1,
+            name: String::new(),
+        }
+    }
+
+    fn pids(entries: &[ProcessEntry]) -> Vec<i32> {
+        entries.iter().map(|entry| entry.pid.get()).collect()
+    }
+
+    #[test]
+    fn descendants_follow_parents_sessions_and_groups_to_a_fixed_point() {
+        // 30 was started by 20 and reparented to 1, but stays in the session
+        // of 20; 40 is a child of 30 that comes first in the table.
+        let table = [
+            row(40, 30, 40, 40),
+            row(10, 5, 10, 10),
+            row(20, 10, 20, 20),
+            row(30, 1, 31, 20),
+            row(99, 1, 99, 99),
+        ];
+        let root = Pid::new(10).expect("a pid");
+        assert_eq!(pids(&descendants(root, &table)), [40, 20, 30]);
+        assert_eq!(pids(&children(root, &table)), [20]);
+    }
+
+    #[test]
+    fn the_real_table_holds_this_process() {
+        let table = table().expect("a process table");
+        let own = ProcessIdentity::current().expect("an identity");
+        let entry = table
+            .iter()
+            .find(|entry| entry.pid == own.pid)
+            .expect("our own row");
+        assert_eq!(entry.identity().expect("an identity"), own);
+    }
+}
