@@ -1,1 +1,713 @@
-//! config.toml and where each value comes from.
+//! `config.toml` and where each value comes from.
+//!
+//! Every setting is one row of the table that [`settings`] makes: its name, its
+//! form with bounds, its default, and the environment variables that may
+//! override it. The file is checked against that table, so what is not in it is
+//! an error: a misspelt key never silently means the default. Values remember
+//! their origin, for `ade doctor`.
+//!
+//! Precedence: environment, then file, then default. Durations are whole
+//! milliseconds and end in `_ms`.
+//!
+//! What this module does not do: read the file again while the broker runs.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ade_protocol::action::ConfigValue;
+use ade_protocol::boot::WorkerTiming;
+use ade_protocol::exit;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::home::Home;
+
+/// Kinds of agents that can have settings.
+pub const KNOWN_PROVIDERS: &[&str] = &[
+    "acp", "claude", "codex", "cursor", "droid", "opencode", "pi", "scripted",
+];
+
+/// A configuration file is a page of text; more is a mistake.
+const MAX_FILE: usize = 1024 * 1024;
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file is there and cannot be read.
+    #[error("could not read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The file, or a variable of the environment, says something that cannot be.
+    #[error("{place}: {problem}")]
+    Invalid {
+        /// `<file>:<line>`, or the name of an environment variable.
+        place: String,
+        /// What is wrong, with the key.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+}
+
+impl ConfigError {
+    /// The exit code that this error means to a script.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        exit::USAGE
+    }
+
+    /// What can be done about it.
+    #[must_use]
+    pub fn hints(&self) -> Vec<String> {
+        vec![match self {
+            Self::Read { path, .. } => {
+                format!("make {} readable for you, or move it away", path.display())
+            }
+            Self::Invalid { remedy, .. } => remedy.clone(),
+        }]
+    }
+}
+
+/// Durations that belong to a kind of agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProviderTiming {
+    /// `dispose` until the next rung of the stop ladder.
+    pub dispose_grace: Duration,
+    /// SIGTERM until SIGKILL.
+    pub term_to_kill: Duration,
+    /// Idle until the worker is put away.
+    pub idle_put_away: Duration,
+    /// `send` until the first event.
+    pub first_event: Duration,
+}
+
+/// How many workers there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolLimits {
+    /// In all.
+    pub max_workers: usize,
+    /// Of one kind of agent.
+    pub max_per_provider: usize,
+    /// Starting at once.
+    pub max_starting: usize,
+}
+
+/// What is known of the user's Pi.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PiConfig {
+    /// The Node executable to use, and no other.
+    pub node: Option<PathBuf>,
+    /// The package to use, and no other.
+    pub package_root: Option<PathBuf>,
+    /// Pi's configuration folder; absent: Pi's own default.
+    pub agent_dir: Option<PathBuf>,
+}
+
+/// A host program for the scripted provider, instead of the embedded one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostProgram {
+    /// Absolute path.
+    pub program: PathBuf,
+    /// Arguments after the program's name.
+    pub args: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Value {
+    Number(u64),
+    Path(Option<PathBuf>),
+    Words(Vec<String>),
+}
+
+/// What a value may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// Milliseconds, with bounds.
+    Millis(u64, u64),
+    /// A count, with bounds.
+    Count(u64, u64),
+    /// An absolute path; `~/` stands for the user's home.
+    Path,
+    /// A list of strings.
+    Words,
+}
+
+struct Setting {
+    name: String,
+    form: Form,
+    default: Value,
+    /// Variables that override it, the first one that is set.
+    env: &'static [&'static str],
+}
+
+fn settings() -> Vec<Setting> {
+    let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get() as u64);
+    let worker = WorkerTiming::default();
+    let number = |name: String, form, default| Setting {
+        name,
+        form,
+        default: Value::Number(default),
+        env: &[],
+    };
+    let count = Form::Count(1, 100_000);
+    let grace = Form::Millis(1, 10 * 60 * 1000);
+    let long = Form::Millis(1, 30 * DAY_MS);
+    let mut all = vec![
+        number("pool.max_workers".into(), count, 256),
+        number("pool.max_per_provider".into(), count, 256),
+        number("pool.max_starting".into(), count, cores),
+        number("worker.eof_grace_ms".into(), grace, worker.eof_grace_ms),
+        number("worker.attach_ms".into(), grace, worker.attach_ms),
+        number("worker.orphan_idle_ms".into(), long, worker.orphan_idle_ms),
+        number("worker.orphan_turn_ms".into(), long, worker.orphan_turn_ms),
+    ];
+    for provider in KNOWN_PROVIDERS {
+        let dispose = match *provider {
+            "cursor" => 3_000,
+            "droid" => 800,
+            _ => 1_500,
+        };
+        let of = |key: &str| format!("providers.{provider}.{key}");
+        all.extend([
+            number(of("dispose_grace_ms"), grace, dispose),
+            number(of("term_to_kill_ms"), grace, 1_500),
+            number(of("idle_put_away_ms"), long, 30 * 60 * 1000),
+            number(of("first_event_ms"), long, 90_000),
+        ]);
+    }
+    let path = |name: &str, env| Setting {
+        name: name.into(),
+        form: Form::Path,
+        default: Value::Path(None),
+        env,
+    };
+    all.extend([
+        path("providers.pi.node", &["ADE_NODE"]),
+        path(
+            "providers.pi.package_root",
+            &["ADE_PI_PACKAGE_ROOT", "PI_CODING_AGENT_PACKAGE_ROOT"],
+        ),
+        path("providers.pi.agent_dir", &["PI_CODING_AGENT_DIR"]),
+        path("providers.scripted.host", &[]),
+        Setting {
+            name: "providers.scripted.args".into(),
+            form: Form::Words,
+            default: Value::Words(Vec::new()),
+            env: &[],
+        },
+    ]);
+    all
+}
+
+/// The configuration of one broker; does not change while it runs.
+#[derive(Clone, Debug)]
+pub struct Config {
+    values: BTreeMap<String, (Value, String)>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let values = settings()
+            .into_iter()
+            .map(|setting| (setting.name, (setting.default, "default".to_owned())))
+            .collect();
+        Self { values }
+    }
+}
+
+impl Config {
+    /// Reads `config.toml` of the home, if there is one, and the environment.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when the file cannot be read or says something unknown
+    /// or impossible.
+    pub fn load(
+        home: &Home,
+        lookup: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Self, ConfigError> {
+        let path = home.config_file();
+        let text = match std::fs::read(&path) {
+            Ok(bytes) if bytes.len() > MAX_FILE => Err(io::Error::other("it is larger than 1 MiB")),
+            Ok(bytes) => String::from_utf8(bytes)
+                .map(Some)
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        };
+        let text = text.map_err(|source| ConfigError::Read {
+            path: path.clone(),
+            source,
+        })?;
+        Self::from_parts(text.as_deref().map(|text| (path.as_path(), text)), lookup)
+    }
+
+    /// The configuration that a file's text and an environment make.
+    fn from_parts(
+        file: Option<(&Path, &str)>,
+        lookup: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Self, ConfigError> {
+        let settings = settings();
+        let user_home = lookup("HOME")
+            .map(PathBuf::from)
+            .filter(|home| home.is_absolute());
+        let mut config = Self::default();
+        if let Some((path, text)) = file {
+            let reader = FileReader {
+                path,
+                text,
+                settings: &settings,
+                user_home: user_home.as_deref(),
+            };
+            reader.read(&mut config)?;
+        }
+        for setting in &settings {
+            let given = |name: &&'static str| Some((*name, lookup(name).filter(|text| !text.is_empty())?));
+            let Some((name, text)) = setting.env.iter().find_map(given) else {
+                continue;
+            };
+            let path = absolute(Path::new(&text), user_home.as_deref()).ok_or_else(|| {
+                ConfigError::Invalid {
+                    place: name.to_owned(),
+                    problem: format!("`{}` is not an absolute path", text.display()),
+                    remedy: format!("set {name} to an absolute path, or unset it"),
+                }
+            })?;
+            config.values.insert(
+                setting.name.clone(),
+                (Value::Path(Some(path)), name.to_owned()),
+            );
+        }
+        Ok(config)
+    }
+
+    /// Every value with its origin, by name.
+    #[must_use]
+    pub fn values(&self) -> Vec<ConfigValue> {
+        let shown = |value: &Value| match value {
+            Value::Number(number) => number.to_string(),
+            Value::Path(path) => path
+                .as_ref()
+                .map_or_else(String::new, |path| path.display().to_string()),
+            Value::Words(words) => words.join(" "),
+        };
+        self.values
+            .iter()
+            .map(|(name, (value, origin))| ConfigValue {
+                name: name.clone(),
+                value: shown(value),
+                origin: origin.clone(),
+            })
+            .collect()
+    }
+
+    /// The durations of a kind of agent. An unknown kind has those of `acp`.
+    #[must_use]
+    pub fn timing(&self, provider: &str) -> ProviderTiming {
+        let known = KNOWN_PROVIDERS.contains(&provider);
+        let provider = if known { provider } else { "acp" };
+        let of =
+            |key: &str| Duration::from_millis(self.number(&format!("providers.{provider}.{key}")));
+        ProviderTiming {
+            dispose_grace: of("dispose_grace_ms"),
+            term_to_kill: of("term_to_kill_ms"),
+            idle_put_away: of("idle_put_away_ms"),
+            first_event: of("first_event_ms"),
+        }
+    }
+
+    /// The durations that a worker of this kind is started with.
+    #[must_use]
+    pub fn worker_timing(&self, provider: &str) -> WorkerTiming {
+        let timing = self.timing(provider);
+        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        WorkerTiming {
+            dispose_grace_ms: millis(timing.dispose_grace),
+            eof_grace_ms: self.number("worker.eof_grace_ms"),
+            term_to_kill_ms: millis(timing.term_to_kill),
+            orphan_idle_ms: self.number("worker.orphan_idle_ms"),
+            orphan_turn_ms: self.number("worker.orphan_turn_ms"),
+            attach_ms: self.number("worker.attach_ms"),
+        }
+    }
+
+    /// How long a worker of this kind may take from the first request to stop
+    /// until its whole tree is dead: all rungs of its ladder and a second.
+    #[must_use]
+    pub fn stop_bound(&self, provider: &str) -> Duration {
+        let timing = self.worker_timing(provider);
+        let rungs = timing.dispose_grace_ms + timing.eof_grace_ms + timing.term_to_kill_ms;
+        Duration::from_millis(rungs + 1_000)
+    }
+
+    /// How many workers there may be.
+    #[must_use]
+    pub fn pool(&self) -> PoolLimits {
+        let count = |name| usize::try_from(self.number(name)).unwrap_or(usize::MAX);
+        PoolLimits {
+            max_workers: count("pool.max_workers"),
+            max_per_provider: count("pool.max_per_provider"),
+            max_starting: count("pool.max_starting"),
+        }
+    }
+
+    /// What is known of the user's Pi.
+    #[must_use]
+    pub fn pi(&self) -> PiConfig {
+        PiConfig {
+            node: self.path("providers.pi.node"),
+            package_root: self.path("providers.pi.package_root"),
+            agent_dir: self.path("providers.pi.agent_dir"),
+        }
+    }
+
+    /// The host program for the scripted provider; absent: the embedded one.
+    #[must_use]
+    pub fn scripted(&self) -> Option<HostProgram> {
+        let program = self.path("providers.scripted.host")?;
+        let args = match self.values.get("providers.scripted.args") {
+            Some((Value::Words(words), _)) => words.clone(),
+            _ => Vec::new(),
+        };
+        Some(HostProgram { program, args })
+    }
+
+    /// Where the value of a setting comes from: `default`, the file's path, or
+    /// the variable's name.
+    #[must_use]
+    pub fn origin(&self, name: &str) -> &str {
+        self.values
+            .get(name)
+            .map_or("default", |(_, origin)| origin)
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        match self.values.get(name) {
+            Some((Value::Number(number), _)) => *number,
+            other => unreachable!("{name} is a number of the table of settings, not {other:?}"),
+        }
+    }
+
+    fn path(&self, name: &str) -> Option<PathBuf> {
+        match self.values.get(name) {
+            Some((Value::Path(path), _)) => path.clone(),
+            other => unreachable!("{name} is a path of the table of settings, not {other:?}"),
+        }
+    }
+}
+
+fn absolute(path: &Path, user_home: Option<&Path>) -> Option<PathBuf> {
+    let expanded = match (path.strip_prefix("~"), user_home) {
+        (Ok(rest), Some(home)) => home.join(rest),
+        _ => path.to_owned(),
+    };
+    expanded.is_absolute().then_some(expanded)
+}
+
+struct FileReader<'a> {
+    path: &'a Path,
+    text: &'a str,
+    settings: &'a [Setting],
+    user_home: Option<&'a Path>,
+}
+
+impl FileReader<'_> {
+    fn read(&self, config: &mut Config) -> Result<(), ConfigError> {
+        let table = DeTable::parse(self.text).map_err(|error| {
+            let offset = error.span().map_or(0, |span| span.start);
+            let problem = format!("not TOML: {}", error.message());
+            self.invalid(offset, problem, "correct the line".to_owned())
+        })?;
+        self.table("", table.get_ref(), config)
+    }
+
+    fn table(
+        &self,
+        prefix: &str,
+        table: &DeTable<'_>,
+        config: &mut Config,
+    ) -> Result<(), ConfigError> {
+        for (key, value) in table {
+            let name = match prefix {
+                "" => key.get_ref().to_string(),
+                prefix => format!("{prefix}.{}", key.get_ref()),
+            };
+            let inside = format!("{name}.");
+            match (
+                self.settings.iter().find(|setting| setting.name == name),
+                value.get_ref(),
+            ) {
+                (Some(setting), _) => {
+                    let value = self.value(setting, value)?;
+                    let origin = self.path.display().to_string();
+                    config.values.insert(name, (value, origin));
+                }
+                (None, DeValue::Table(inner))
+                    if self
+                        .settings
+                        .iter()
+                        .any(|setting| setting.name.starts_with(&inside)) =>
+                {
+                    self.table(&name, inner, config)?;
+                }
+                _ => return Err(self.unknown(key.span().start, prefix, &name)),
+            }
+        }
+        Ok(())
+    }
+
+    fn value(&self, setting: &Setting, value: &Spanned<DeValue<'_>>) -> Result<Value, ConfigError> {
+        let wanted = || {
+            let wanted = match setting.form {
+                Form::Millis(least, most) => {
+                    format!("a whole number of milliseconds from {least} to {most}")
+                }
+                Form::Count(least, most) => format!("a whole number from {least} to {most}"),
+                Form::Path => "an absolute path in quotes".to_owned(),
+                Form::Words => "a list of strings".to_owned(),
+            };
+            let problem = format!("`{}` must be {wanted}", setting.name);
+            let remedy = format!("write {wanted}, or remove the line for the default");
+            self.invalid(value.span().start, problem, remedy)
+        };
+        match (setting.form, value.get_ref()) {
+            (Form::Millis(least, most) | Form::Count(least, most), DeValue::Integer(number)) => {
+                u64::from_str_radix(number.as_str(), number.radix())
+                    .ok()
+                    .filter(|number| (least..=most).contains(number))
+                    .map(Value::Number)
+                    .ok_or_else(wanted)
+            }
+            (Form::Path, DeValue::String(text)) => absolute(Path::new(&**text), self.user_home)
+                .map(|path| Value::Path(Some(path)))
+                .ok_or_else(wanted),
+            (Form::Words, DeValue::Array(items)) => items
+                .iter()
+                .map(|item| match item.get_ref() {
+                    DeValue::String(text) => Some(text.to_string()),
+                    _ => None,
+                })
+                .collect::<Option<_>>()
+                .map(Value::Words)
+                .ok_or_else(wanted),
+            _ => Err(wanted()),
+        }
+    }
+
+    fn unknown(&self, offset: usize, prefix: &str, name: &str) -> ConfigError {
+        let inside = if prefix.is_empty() {
+            String::new()
+        } else {
+            format!("{prefix}.")
+        };
+        let mut known: Vec<&str> = self
+            .settings
+            .iter()
+            .filter_map(|setting| setting.name.strip_prefix(&inside))
+            .map(|rest| rest.split('.').next().unwrap_or(rest))
+            .collect();
+        known.sort_unstable();
+        known.dedup();
+        let remedy = format!("remove it, or use one of: {}", known.join(", "));
+        self.invalid(offset, format!("`{name}` is not a setting"), remedy)
+    }
+
+    fn invalid(&self, offset: usize, problem: String, remedy: String) -> ConfigError {
+        let before = &self.text.as_bytes()[..offset.min(self.text.len())];
+        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        ConfigError::Invalid {
+            place: format!("{}:{line}", self.path.display()),
+            problem,
+            remedy,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str, env: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        Config::from_parts(Some((Path::new("/h/config.toml"), text)), |name| {
+            env.iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| value.into())
+        })
+    }
+
+    #[test]
+    fn the_defaults_are_the_contract() {
+        let config = Config::default();
+        let ms = Duration::from_millis;
+        for (provider, dispose) in [
+            ("pi", 1_500),
+            ("cursor", 3_000),
+            ("droid", 800),
+            ("acp", 1_500),
+        ] {
+            let timing = config.timing(provider);
+            assert_eq!(timing.dispose_grace, ms(dispose), "{provider}");
+            assert_eq!(timing.term_to_kill, ms(1_500));
+            assert_eq!(timing.idle_put_away, ms(30 * 60 * 1000));
+            assert_eq!(timing.first_event, ms(90_000));
+        }
+        assert_eq!(config.worker_timing("pi"), WorkerTiming::default());
+        assert_eq!(config.timing("never-heard-of"), config.timing("acp"));
+        assert_eq!(config.stop_bound("pi"), ms(4_500));
+        assert_eq!(config.pool().max_workers, 256);
+        assert!(config.pool().max_starting >= 1);
+        assert!(
+            config
+                .values()
+                .iter()
+                .all(|value| value.origin == "default")
+        );
+    }
+
+    #[test]
+    fn values_remember_where_they_come_from() {
+        let text = "[pool]\nmax_workers = 3\n[providers.pi]\nfirst_event_ms = 0x10\nnode = '/a/node'\nagent_dir = '~/pi'\n[providers.scripted]\nhost = \"/x\"\nargs = ['a', 'b']\n";
+        let env = [
+            ("HOME", "/home/me"),
+            ("ADE_NODE", "/b/node"),
+            ("PI_CODING_AGENT_PACKAGE_ROOT", "/pkg"),
+        ];
+        let config = read(text, &env).unwrap();
+        assert_eq!(config.pool().max_workers, 3);
+        assert_eq!(config.timing("pi").first_event, Duration::from_millis(16));
+        assert_eq!(
+            config.pi(),
+            PiConfig {
+                node: Some("/b/node".into()),
+                package_root: Some("/pkg".into()),
+                agent_dir: Some("/home/me/pi".into())
+            }
+        );
+        assert_eq!(
+            config.scripted(),
+            Some(HostProgram {
+                program: "/x".into(),
+                args: vec!["a".into(), "b".into()]
+            })
+        );
+        assert_eq!(config.origin("pool.max_workers"), "/h/config.toml");
+        assert_eq!(config.origin("providers.pi.node"), "ADE_NODE");
+        assert_eq!(
+            config.origin("providers.pi.package_root"),
+            "PI_CODING_AGENT_PACKAGE_ROOT"
+        );
+        assert_eq!(config.origin("pool.max_starting"), "default");
+        let both = [
+            ("ADE_PI_PACKAGE_ROOT", "/one"),
+            ("PI_CODING_AGENT_PACKAGE_ROOT", "/two"),
+        ];
+        assert_eq!(
+            read("", &both).unwrap().pi().package_root,
+            Some("/one".into())
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_file_line_key_and_remedy() {
+        let table = [
+            (
+                "\n[pool]\nmax_worker = 3\n",
+                "/h/config.toml:3",
+                "pool.max_worker",
+                "max_workers",
+            ),
+            (
+                "[pol]\n",
+                "/h/config.toml:1",
+                "`pol`",
+                "pool, providers, worker",
+            ),
+            ("pool = 3\n", "/h/config.toml:1", "`pool`", "pool"),
+            (
+                "[pool]\nmax_workers = 0\n",
+                "/h/config.toml:2",
+                "pool.max_workers",
+                "1 to",
+            ),
+            (
+                "[pool]\nmax_workers = \"3\"\n",
+                "/h/config.toml:2",
+                "pool.max_workers",
+                "number",
+            ),
+            (
+                "[providers.pi]\n\nfirst_event_ms = 1.5\n",
+                "/h/config.toml:3",
+                "first_event_ms",
+                "milliseconds",
+            ),
+            (
+                "[providers.pi]\nfirst_event_ms = -1\n",
+                "/h/config.toml:2",
+                "first_event_ms",
+                "milliseconds",
+            ),
+            (
+                "[providers.pi]\nnode = \"bin/node\"\n",
+                "/h/config.toml:2",
+                "providers.pi.node",
+                "absolute",
+            ),
+            (
+                "[providers.pie]\n",
+                "/h/config.toml:1",
+                "providers.pie",
+                "scripted",
+            ),
+            (
+                "[providers.scripted]\nargs = [1]\n",
+                "/h/config.toml:2",
+                "scripted.args",
+                "strings",
+            ),
+            (
+                "a = 1\nb = = 2\n",
+                "/h/config.toml:2",
+                "not TOML",
+                "correct",
+            ),
+            (
+                "[pool]\nmax_workers = 1\nmax_workers = 2\n",
+                "/h/config.toml:3",
+                "not TOML",
+                "correct",
+            ),
+        ];
+        for (text, place, problem, remedy) in table {
+            let error = read(text, &[]).unwrap_err();
+            let (shown, hints) = (error.to_string(), error.hints());
+            assert!(shown.starts_with(place), "{shown}");
+            assert!(shown.contains(problem), "{shown}");
+            assert!(hints[0].contains(remedy), "{shown}: {hints:?}");
+            assert_eq!(error.exit_code(), 2);
+        }
+        let error = read("", &[("ADE_NODE", "node")]).unwrap_err();
+        assert!(error.to_string().starts_with("ADE_NODE: `node`"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_an_error_and_none_is_not() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let home = Home::at(folder.path().to_owned(), None).unwrap();
+        assert!(Config::load(&home, |_| None).is_ok());
+        std::fs::write(home.config_file(), [0xff, 0xfe]).unwrap();
+        let error = Config::load(&home, |_| None).unwrap_err();
+        assert!(error.to_string().contains("config.toml"), "{error}");
+        std::fs::remove_file(home.config_file()).unwrap();
+        std::fs::create_dir(home.config_file()).unwrap();
+        assert!(Config::load(&home, |_| None).is_err());
+    }
+}
