@@ -1,1 +1,4 @@
 //! Skeleton.
+
+pub mod agents;
+pub mod fake_model;

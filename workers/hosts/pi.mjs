@@ -105,7 +105,7 @@ async function startPi(pi, init) {
     noExtensions: !withExtensions,
     noThemes: true,
     extensionFactories: [{ name: "ade-backpressure", hidden: true, factory: backpressure }],
-    ...(init.systemPrompt === undefined ? {} : { systemPromptOverride: () => init.systemPrompt }),
+    ...(init.systemPrompt === undefined ? {} : { appendSystemPromptOverride: (own) => [...own, init.systemPrompt] }),
   });
   await loader.reload();
   const policy = toolPolicy(pi, { ...init, extensions: withExtensions }, settings);
@@ -319,7 +319,7 @@ function doAuth() {
 }
 
 function needReady() {
-  if (!ready) throw new HostError("not_initialised", "the host has not been initialised");
+  if (!ready) throw new HostError("not_ready", "the host has not been initialised");
 }
 
 function needSession() {
