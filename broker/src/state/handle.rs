@@ -1,0 +1,109 @@
+//! The database's own thread.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{State, StateError};
+
+/// Changes that wait for the database. When it is full, whoever wants to add
+/// one waits.
+const QUEUE: usize = 256;
+/// Idle for so long, the thread flushes.
+const IDLE_FLUSH: Duration = Duration::from_millis(200);
+/// Never idle, it flushes after so long.
+const BUSY_FLUSH: Duration = Duration::from_secs(1);
+
+type Job = Box<dyn FnOnce(&State) + Send>;
+
+/// Hands work to the thread that owns the database. Cheap to clone; the thread
+/// ends, after a last flush, when the last handle is gone.
+#[derive(Clone, Debug)]
+pub struct StateHandle {
+    jobs: mpsc::Sender<Job>,
+}
+
+impl StateHandle {
+    /// Starts the thread.
+    ///
+    /// # Panics
+    /// When the system cannot start a thread.
+    #[must_use]
+    pub fn start(state: State) -> Self {
+        let (jobs, queue) = mpsc::channel(QUEUE);
+        std::thread::Builder::new()
+            .name("state".into())
+            .spawn(move || work(&state, queue))
+            .expect("a process that cannot start one more thread cannot be a broker");
+        Self { jobs }
+    }
+
+    /// Runs `job` on the database, after everything that was handed in before.
+    /// When the caller goes away meanwhile, the job is done nevertheless.
+    ///
+    /// # Errors
+    /// What `job` returns; [`StateError::Closed`] when it panicked or the
+    /// thread is gone.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&State) -> Result<T, StateError> + Send + 'static,
+    ) -> Result<T, StateError> {
+        let (reply, answer) = oneshot::channel();
+        let job: Job = Box::new(move |state| {
+            // Whoever asked may be gone.
+            let _ = reply.send(job(state));
+        });
+        self.jobs.send(job).await.map_err(|_| StateError::Closed)?;
+        answer.await.map_err(|_| StateError::Closed)?
+    }
+}
+
+enum Next {
+    Do(Job),
+    Flush,
+    End,
+}
+
+fn work(state: &State, mut queue: mpsc::Receiver<Job>) {
+    // The queue wakes by a waker; a runtime of one thread turns it into a wait
+    // with a deadline.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build();
+    let Ok(runtime) = runtime else { return };
+    let mut dirty_since: Option<Instant> = None;
+    loop {
+        let next = match dirty_since {
+            Some(since) if since.elapsed() >= BUSY_FLUSH => Next::Flush,
+            Some(_) => runtime.block_on(async {
+                match tokio::time::timeout(IDLE_FLUSH, queue.recv()).await {
+                    Ok(job) => job.map_or(Next::End, Next::Do),
+                    Err(_) => Next::Flush,
+                }
+            }),
+            None => queue.blocking_recv().map_or(Next::End, Next::Do),
+        };
+        match next {
+            Next::Do(job) => {
+                let before = state.conn.total_changes();
+                // A panic is the asker's; the transaction was taken back.
+                let _ = catch_unwind(AssertUnwindSafe(|| job(state)));
+                if state.conn.total_changes() != before {
+                    dirty_since.get_or_insert_with(Instant::now);
+                }
+            }
+            Next::Flush => {
+                flush(state);
+                dirty_since = None;
+            }
+            Next::End => return flush(state),
+        }
+    }
+}
+
+fn flush(state: &State) {
+    if let Err(error) = state.flush() {
+        tracing::warn!(%error, "the database was not flushed");
+    }
+}

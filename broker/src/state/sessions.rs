@@ -1,0 +1,265 @@
+//! Sessions.
+
+use ade_protocol::{Generation, SessionId};
+use rusqlite::{Row, params};
+
+use super::rows::{from_word, signed, to_word, unsigned};
+use super::{Flags, RowFault, SessionRow, State, StateError, failed};
+
+const COLUMNS: &str = "session_id, provider, lane, model, thinking, permission, title, agent_dir,
+    first_event_ms, session_file, provider_session_id, has_history, generation, rotate,
+    force_expire, failed_reason, last_status, last_error, created_at";
+
+fn session_row(row: &Row<'_>) -> Result<SessionRow, RowFault> {
+    let id: String = row.get(0)?;
+    let permission = from_word(row.get(5)?).ok_or_else(|| RowFault::Value(id.clone()))?;
+    Ok(SessionRow {
+        session_id: id.into(),
+        provider: row.get(1)?,
+        lane: row.get(2)?,
+        model: row.get(3)?,
+        thinking: row.get(4)?,
+        permission,
+        title: row.get(6)?,
+        agent_dir: row.get(7)?,
+        first_event_ms: row.get::<_, Option<i64>>(8)?.map(unsigned),
+        session_file: row.get(9)?,
+        provider_session_id: row.get(10)?,
+        has_history: row.get(11)?,
+        generation: Generation(unsigned(row.get(12)?)),
+        flags: Flags {
+            rotate: row.get(13)?,
+            force_expire: row.get(14)?,
+        },
+        failed_reason: row.get(15)?,
+        // A word of a newer version is not worth a session.
+        last_status: row.get::<_, Option<String>>(16)?.and_then(from_word),
+        last_error: row.get(17)?,
+        created_at: row.get(18)?,
+    })
+}
+
+impl State {
+    /// Writes a new session.
+    ///
+    /// # Errors
+    /// [`StateError`]; also when a session of this id exists.
+    pub fn insert_session(&self, row: &SessionRow) -> Result<(), StateError> {
+        let sql = format!(
+            "INSERT INTO sessions ({COLUMNS}) VALUES
+             (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)"
+        );
+        let values = params![
+            row.session_id.as_str(),
+            row.provider,
+            row.lane,
+            row.model,
+            row.thinking,
+            to_word(&row.permission),
+            row.title,
+            row.agent_dir,
+            row.first_event_ms.map(signed),
+            row.session_file,
+            row.provider_session_id,
+            row.has_history,
+            signed(row.generation.0),
+            row.flags.rotate,
+            row.flags.force_expire,
+            row.failed_reason,
+            row.last_status.as_ref().and_then(to_word),
+            row.last_error,
+            row.created_at,
+        ];
+        self.execute("write a session", &sql, values).map(drop)
+    }
+
+    /// A session; `None`: there is none, or it was deleted.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn session(&self, session: &SessionId) -> Result<Option<SessionRow>, StateError> {
+        let sql = format!("SELECT {COLUMNS} FROM sessions WHERE session_id = ?1 AND deleted = 0");
+        Ok(self
+            .query("read a session", &sql, [session.as_str()], session_row)?
+            .pop())
+    }
+
+    /// All sessions but the deleted ones, oldest first.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn sessions(&self) -> Result<Vec<SessionRow>, StateError> {
+        let sql = format!("SELECT {COLUMNS} FROM sessions WHERE deleted = 0 ORDER BY rowid");
+        self.query("read the sessions", &sql, [], session_row)
+    }
+
+    /// Forgets a session with its turn, its queue and its cards. The row stays,
+    /// marked, so that its id is never given out twice. False: there was none.
+    ///
+    /// # Errors
+    /// [`StateError`]; then nothing was forgotten.
+    pub fn delete_session(&self, session: &SessionId) -> Result<bool, StateError> {
+        self.atomically(|state| {
+            let id = [session.as_str()];
+            for sql in [
+                "DELETE FROM turns WHERE session_id = ?1",
+                "DELETE FROM queue WHERE session_id = ?1",
+                "DELETE FROM cards WHERE session_id = ?1",
+            ] {
+                state.execute("delete a session", sql, id)?;
+            }
+            let sql = "UPDATE sessions SET deleted = 1 WHERE session_id = ?1 AND deleted = 0";
+            Ok(state.execute("delete a session", sql, id)? > 0)
+        })
+    }
+
+    /// Changes one session; it must exist.
+    fn update_session(
+        &self,
+        operation: &'static str,
+        session: &SessionId,
+        set: &str,
+        values: &[&dyn rusqlite::ToSql],
+    ) -> Result<(), StateError> {
+        let sql = format!("UPDATE sessions SET {set} WHERE session_id = ?1 AND deleted = 0");
+        let id = session.as_str();
+        let mut all: Vec<&dyn rusqlite::ToSql> = vec![&id];
+        all.extend_from_slice(values);
+        match self.execute(operation, &sql, all.as_slice())? {
+            0 => Err(StateError::NoSession(session.clone())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts a new worker of the session and gives its number.
+    ///
+    /// # Errors
+    /// [`StateError`]; no number was given out.
+    pub fn next_generation(&self, session: &SessionId) -> Result<Generation, StateError> {
+        let sql = "UPDATE sessions SET generation = generation + 1
+                   WHERE session_id = ?1 AND deleted = 0 RETURNING generation";
+        let number = |row: &Row<'_>| Ok(Generation(unsigned(row.get(0)?)));
+        self.query("count a worker", sql, [session.as_str()], number)?
+            .pop()
+            .ok_or_else(|| StateError::NoSession(session.clone()))
+    }
+
+    /// Makes sure that the next generation is greater than `seen`, the newest
+    /// one in the transcript. Only after a power cut this changes anything.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn raise_generation(
+        &self,
+        session: &SessionId,
+        seen: Generation,
+    ) -> Result<(), StateError> {
+        let set = "generation = max(generation, ?2)";
+        self.update_session("raise the generation", session, set, &[&signed(seen.0)])
+    }
+
+    /// Remembers where the provider keeps the session. What is absent stays.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn set_session_file(
+        &self,
+        session: &SessionId,
+        file: Option<&str>,
+        provider_session_id: Option<&str>,
+    ) -> Result<(), StateError> {
+        let set = "session_file = coalesce(?2, session_file),
+                   provider_session_id = coalesce(?3, provider_session_id)";
+        self.update_session(
+            "note the session file",
+            session,
+            set,
+            &[&file, &provider_session_id],
+        )
+    }
+
+    /// Remembers that something was said in the session file.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn set_has_history(&self, session: &SessionId) -> Result<(), StateError> {
+        self.update_session("note the history", session, "has_history = 1", &[])
+    }
+
+    /// Changes the model.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn set_model(&self, session: &SessionId, model: Option<&str>) -> Result<(), StateError> {
+        self.update_session("note the model", session, "model = ?2", &[&model])
+    }
+
+    /// Changes how much is thought.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn set_thinking(&self, session: &SessionId, level: Option<&str>) -> Result<(), StateError> {
+        self.update_session(
+            "note the thinking level",
+            session,
+            "thinking = ?2",
+            &[&level],
+        )
+    }
+
+    /// Remembers why no worker is started any more, or that one may be again.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn set_failed(&self, session: &SessionId, reason: Option<&str>) -> Result<(), StateError> {
+        self.update_session("note a failure", session, "failed_reason = ?2", &[&reason])
+    }
+
+    /// Sets flags; those that are set already stay.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn set_flags(&self, session: &SessionId, flags: Flags) -> Result<(), StateError> {
+        let set = "rotate = max(rotate, ?2), force_expire = max(force_expire, ?3)";
+        let values: [&dyn rusqlite::ToSql; 2] = [&flags.rotate, &flags.force_expire];
+        self.update_session("set flags", session, set, &values)
+    }
+
+    /// Reads the flags and clears them: whoever gets them must act on them.
+    ///
+    /// # Errors
+    /// [`StateError`]; then they are still set.
+    pub fn take_flags(&self, session: &SessionId) -> Result<Flags, StateError> {
+        const OPERATION: &str = "take flags";
+        self.atomically(|state| {
+            let sql = "SELECT rotate, force_expire FROM sessions
+                       WHERE session_id = ?1 AND deleted = 0";
+            let flags = |row: &Row<'_>| {
+                Ok(Flags {
+                    rotate: row.get(0)?,
+                    force_expire: row.get(1)?,
+                })
+            };
+            let flags = state
+                .query(OPERATION, sql, [session.as_str()], flags)?
+                .pop()
+                .ok_or_else(|| StateError::NoSession(session.clone()))?;
+            if flags != Flags::default() {
+                let set = "rotate = 0, force_expire = 0";
+                state.update_session(OPERATION, session, set, &[])?;
+            }
+            Ok(flags)
+        })
+    }
+
+    /// How many sessions there are.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn count_sessions(&self) -> Result<usize, StateError> {
+        let sql = "SELECT count(*) FROM sessions WHERE deleted = 0";
+        let count = self.conn.query_row(sql, [], |row| row.get::<_, i64>(0));
+        let count = count.map_err(failed("count the sessions"))?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+}

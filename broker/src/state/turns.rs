@@ -1,0 +1,204 @@
+//! Running turns and queued messages.
+
+use ade_protocol::event::TurnStatus;
+use ade_protocol::{Generation, SessionId, TurnId};
+use rusqlite::{Row, params};
+
+use super::rows::{signed, to_word, unsigned};
+use super::{QueuedRow, RowFault, State, StateError, TurnRow};
+
+const TURN: &str = "session_id, turn_id, prompt, started_at, generation, sends, state";
+const QUEUED: &str = "session_id, turn_id, prompt, queued_at";
+
+fn turn_row(row: &Row<'_>) -> Result<TurnRow, RowFault> {
+    Ok(TurnRow {
+        session_id: row.get::<_, String>(0)?.into(),
+        turn_id: row.get::<_, String>(1)?.into(),
+        prompt: row.get(2)?,
+        started_at: row.get(3)?,
+        generation: Generation(unsigned(row.get(4)?)),
+        sends: row.get(5)?,
+        state: row.get(6)?,
+    })
+}
+
+fn queued_row(row: &Row<'_>) -> Result<QueuedRow, RowFault> {
+    Ok(QueuedRow {
+        session_id: row.get::<_, String>(0)?.into(),
+        turn_id: row.get::<_, String>(1)?.into(),
+        prompt: row.get(2)?,
+        queued_at: row.get(3)?,
+    })
+}
+
+impl State {
+    /// Writes the running turn of a session.
+    ///
+    /// # Errors
+    /// [`StateError::TurnRuns`] when another one runs; other [`StateError`]s.
+    pub fn begin_turn(&self, turn: &TurnRow) -> Result<(), StateError> {
+        let sql = format!(
+            "INSERT INTO turns ({TURN}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+             ON CONFLICT (session_id) DO NOTHING"
+        );
+        let values = params![
+            turn.session_id.as_str(),
+            turn.turn_id.as_str(),
+            turn.prompt,
+            turn.started_at,
+            signed(turn.generation.0),
+            turn.sends,
+            turn.state,
+        ];
+        match self.execute("begin a turn", &sql, values)? {
+            0 => Err(StateError::TurnRuns(turn.session_id.clone())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes where the running turn stands. A turn that is not the running one
+    /// changes nothing.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn update_turn(
+        &self,
+        session: &SessionId,
+        turn: &TurnId,
+        generation: Generation,
+        sends: u32,
+        state: &str,
+    ) -> Result<(), StateError> {
+        let sql = "UPDATE turns SET generation = ?3, sends = ?4, state = ?5
+                   WHERE session_id = ?1 AND turn_id = ?2";
+        let values = params![
+            session.as_str(),
+            turn.as_str(),
+            signed(generation.0),
+            sends,
+            state
+        ];
+        self.execute("update a turn", sql, values).map(drop)
+    }
+
+    /// Ends the running turn and remembers how, as one step. A completed turn
+    /// leaves history in the session file. False: this turn did not run.
+    ///
+    /// # Errors
+    /// [`StateError`]; then it still runs.
+    pub fn end_turn(
+        &self,
+        session: &SessionId,
+        turn: &TurnId,
+        status: TurnStatus,
+        error: Option<&str>,
+    ) -> Result<bool, StateError> {
+        const OPERATION: &str = "end a turn";
+        self.atomically(|state| {
+            let sql = "DELETE FROM turns WHERE session_id = ?1 AND turn_id = ?2";
+            if state.execute(OPERATION, sql, [session.as_str(), turn.as_str()])? == 0 {
+                return Ok(false);
+            }
+            let sql = "UPDATE sessions SET last_status = ?2, last_error = ?3,
+                       has_history = max(has_history, ?4) WHERE session_id = ?1";
+            let completed = status == TurnStatus::Completed;
+            let values = params![session.as_str(), to_word(&status), error, completed];
+            state.execute(OPERATION, sql, values)?;
+            Ok(true)
+        })
+    }
+
+    /// Every running turn: at the start of a broker, what a dead one left.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn running_turns(&self) -> Result<Vec<TurnRow>, StateError> {
+        let sql = format!("SELECT {TURN} FROM turns ORDER BY rowid");
+        self.query("read the running turns", &sql, [], turn_row)
+    }
+
+    /// Queues a message behind those of its session.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn enqueue(&self, message: &QueuedRow) -> Result<(), StateError> {
+        let sql = format!("INSERT INTO queue ({QUEUED}) VALUES (?1, ?2, ?3, ?4)");
+        let (session, turn) = (message.session_id.as_str(), message.turn_id.as_str());
+        let values = params![session, turn, message.prompt, message.queued_at];
+        self.execute("queue a message", &sql, values).map(drop)
+    }
+
+    /// The queue of a session, in order.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn queue(&self, session: &SessionId) -> Result<Vec<QueuedRow>, StateError> {
+        let sql = format!("SELECT {QUEUED} FROM queue WHERE session_id = ?1 ORDER BY place");
+        self.query("read a queue", &sql, [session.as_str()], queued_row)
+    }
+
+    /// The queues of all sessions, each in order.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn queues(&self) -> Result<Vec<QueuedRow>, StateError> {
+        let sql = format!("SELECT {QUEUED} FROM queue ORDER BY place");
+        self.query("read the queues", &sql, [], queued_row)
+    }
+
+    /// Takes one message out of a queue. False: it was not in it any more.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn remove_queued(&self, session: &SessionId, turn: &TurnId) -> Result<bool, StateError> {
+        let sql = "DELETE FROM queue WHERE session_id = ?1 AND turn_id = ?2";
+        let changed = self.execute(
+            "take a message out of a queue",
+            sql,
+            [session.as_str(), turn.as_str()],
+        )?;
+        Ok(changed > 0)
+    }
+
+    /// Empties a queue; gives the number of messages that were in it.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn clear_queue(&self, session: &SessionId) -> Result<usize, StateError> {
+        self.execute(
+            "empty a queue",
+            "DELETE FROM queue WHERE session_id = ?1",
+            [session.as_str()],
+        )
+    }
+
+    /// Makes the first message of the queue the running turn, as one step:
+    /// after a crash it is in the one place or in the other. `None`: the queue
+    /// is empty.
+    ///
+    /// # Errors
+    /// [`StateError::TurnRuns`] when another one runs; other [`StateError`]s.
+    pub fn start_queued(
+        &self,
+        session: &SessionId,
+        started_at: &str,
+    ) -> Result<Option<TurnRow>, StateError> {
+        self.atomically(|state| {
+            let Some(first) = state.queue(session)?.into_iter().next() else {
+                return Ok(None);
+            };
+            state.remove_queued(session, &first.turn_id)?;
+            let turn = TurnRow {
+                session_id: first.session_id,
+                turn_id: first.turn_id,
+                prompt: first.prompt,
+                started_at: started_at.to_owned(),
+                generation: Generation(0),
+                sends: 0,
+                state: "starting".to_owned(),
+            };
+            state.begin_turn(&turn)?;
+            Ok(Some(turn))
+        })
+    }
+}
