@@ -1,0 +1,242 @@
+//! What each action does. The list itself, with schemas and roles, is
+//! [`ade_protocol::action::ACTIONS`]; a name that is not on it is denied.
+
+use std::sync::Arc;
+
+use ade_protocol::action::{
+    ACTIONS, BrokerStatus, CardAnswer, CardAnswered, ChatAbort, ChatCompact, ChatCreate, ChatModel,
+    ChatRef, ChatSend, ChatShow, ChatShown, ChatSteer, ChatThinking, Nothing, ProviderList, Role,
+    SessionInfo, SessionList, name,
+};
+use ade_protocol::rpc::{self, RpcError, RuntimeInfo};
+use ade_protocol::{SessionId, exit};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::manager::Manager;
+use crate::session::{Ask, Command};
+use crate::transcript;
+
+/// Longest piece of a transcript that one `chat.show` reads, in bytes.
+const SHOW_BYTES: usize = 8 * 1024 * 1024;
+
+/// Who calls.
+pub struct Caller {
+    /// Name for other people ("answered by …").
+    pub name: String,
+    /// What it may do.
+    pub role: Role,
+}
+
+/// What the broker is, for `broker.status`.
+pub struct About {
+    /// Which broker.
+    pub runtime: RuntimeInfo,
+    /// When it started.
+    pub started_at: String,
+    /// Control socket.
+    pub socket: String,
+    /// Connected clients.
+    pub clients: std::sync::atomic::AtomicUsize,
+    /// Ends the broker.
+    pub stop: tokio_util::sync::CancellationToken,
+}
+
+/// The exit code that a kind of failure stands for.
+#[must_use]
+pub fn exit_code(kind: &str) -> u8 {
+    match kind {
+        "held" | "lease_lost" => exit::HELD,
+        "provider_not_usable" | "no_model" | "no_auth" | "model_not_found" | "host_not_started"
+        | "package_missing" | "package_unreadable" | "version_unsupported" | "node_too_old" => {
+            exit::PROVIDER_NOT_USABLE
+        }
+        "timed_out" | "silent" => exit::TIMED_OUT,
+        "denied" => exit::DENIED,
+        "not_found" | "lane_missing" | "invalid" => exit::USAGE,
+        _ => exit::FAILED,
+    }
+}
+
+/// Does one action.
+///
+/// # Errors
+/// Why it was refused or failed.
+pub async fn call(
+    manager: &Arc<Manager>,
+    about: &About,
+    caller: &Caller,
+    action: &str,
+    arguments: Value,
+) -> Result<Box<RawValue>, RpcError> {
+    let Some(spec) = ACTIONS.iter().find(|spec| spec.name == action) else {
+        let message = format!("there is no action {action:?}");
+        return Err(RpcError { code: rpc::METHOD_NOT_FOUND, ..RpcError::failed("not_found", exit::USAGE, message) }
+            .hint("`ade actions list` names them all"));
+    };
+    if caller.role < spec.role {
+        tracing::warn!(action, client = caller.name, role = ?caller.role, "denied");
+        let message = format!("{action} needs the role {:?}; this connection has {:?}", spec.role, caller.role);
+        return Err(RpcError::failed("denied", exit::DENIED, message.to_lowercase()));
+    }
+    match action {
+        name::CHAT_CREATE => answer(&manager.create(arguments_of::<ChatCreate>(arguments)?).await?),
+        name::CHAT_SHOW => answer(&show(manager, &arguments_of(arguments)?).await?),
+        name::CHAT_STOP => {
+            let ChatRef { session_id } = arguments_of(arguments)?;
+            let session = manager.session(&session_id)?;
+            session.stop().await;
+            answer(&session.view().info)
+        }
+        name::CHAT_DELETE => {
+            let ChatRef { session_id } = arguments_of(arguments)?;
+            manager.delete(&session_id).await?;
+            answer(&Nothing {})
+        }
+        name::SESSIONS_LIST => answer(&SessionList { sessions: list(manager).await }),
+        name::CARDS_LIST => answer(&manager.card_list()),
+        name::CARDS_ANSWER => {
+            let CardAnswer { card_id, session_id, answer: given } = arguments_of(arguments)?;
+            manager.answer(session_id.as_ref(), &card_id, given, &caller.name).await?;
+            answer(&CardAnswered { card_id })
+        }
+        name::PROVIDERS_LIST => {
+            let providers = Arc::clone(&manager.shared().providers);
+            let listed = tokio::task::spawn_blocking(move || providers.list()).await;
+            let providers = listed.map_err(|_| {
+                RpcError::failed("failed", exit::FAILED, "looking for providers failed")
+            })?;
+            answer(&ProviderList { providers })
+        }
+        name::BROKER_STATUS => answer(&status(manager, about)),
+        name::BROKER_STOP => {
+            about.stop.cancel();
+            answer(&Nothing {})
+        }
+        _ => chat(manager, action, arguments).await,
+    }
+}
+
+/// The actions that a session's actor carries out.
+async fn chat(
+    manager: &Manager,
+    action: &str,
+    arguments: Value,
+) -> Result<Box<RawValue>, RpcError> {
+    match action {
+        name::CHAT_SEND => {
+            let ChatSend { session_id, prompt, retry } = arguments_of(arguments)?;
+            let session = manager.session(&session_id)?;
+            answer(&session.call(|reply| Command::Send { prompt, retry, reply }).await?)
+        }
+        name::CHAT_STEER => {
+            let ChatSteer { session_id, prompt } = arguments_of(arguments)?;
+            let session = manager.session(&session_id)?;
+            answer(&session.call(|reply| Command::Steer { prompt, reply }).await?)
+        }
+        name::CHAT_ABORT => {
+            let ChatAbort { session_id, turn_id } = arguments_of(arguments)?;
+            let session = manager.session(&session_id)?;
+            answer(&session.call(|reply| Command::Abort { turn_id, reply }).await?)
+        }
+        name::CHAT_RESET => {
+            let ChatRef { session_id } = arguments_of(arguments)?;
+            let session = manager.session(&session_id)?;
+            session.call(|reply| Command::Reset { reply }).await?;
+            answer(&session.view().info)
+        }
+        name::CHAT_MODEL => {
+            let ChatModel { session_id, model } = arguments_of(arguments)?;
+            answer(&ask(manager, &session_id, Ask::Model(model)).await?)
+        }
+        name::CHAT_THINKING => {
+            let ChatThinking { session_id, level } = arguments_of(arguments)?;
+            answer(&ask(manager, &session_id, Ask::Thinking(level)).await?)
+        }
+        name::CHAT_COMPACT => {
+            let ChatCompact { session_id, instructions } = arguments_of(arguments)?;
+            ask(manager, &session_id, Ask::Compact(instructions)).await?;
+            answer(&Nothing {})
+        }
+        other => Err(RpcError::new(
+            rpc::METHOD_NOT_FOUND,
+            format!("{other} is listed and not implemented"),
+        )),
+    }
+}
+
+async fn ask(manager: &Manager, id: &SessionId, ask: Ask) -> Result<SessionInfo, RpcError> {
+    let session = manager.session(id)?;
+    session.call(|reply| Command::Ask { ask, reply }).await?;
+    Ok(session.view().info.clone())
+}
+
+async fn show(manager: &Manager, request: &ChatShow) -> Result<ChatShown, RpcError> {
+    let session = manager.session(&request.session_id)?;
+    let path = manager.shared().home.transcript(&request.session_id);
+    let after = request.after;
+    let limit = request.limit.clamp(1, 10_000);
+    let read = tokio::task::spawn_blocking(move || transcript::read_after(&path, after, SHOW_BYTES));
+    let failed = |why: String| RpcError::failed("transcript", exit::FAILED, why);
+    let page = read
+        .await
+        .map_err(|error| failed(error.to_string()))?
+        .map_err(|error| failed(error.to_string()))?;
+    let more = !page.reached_end || page.events.len() > limit;
+    let events = page
+        .events
+        .iter()
+        .take(limit)
+        .filter_map(|(_, line)| serde_json::from_slice(line).ok())
+        .collect();
+    Ok(ChatShown { session: session.view().info.clone(), events, more })
+}
+
+/// All chats with what their processes use.
+async fn list(manager: &Manager) -> Vec<SessionInfo> {
+    let mut sessions: Vec<SessionInfo> =
+        manager.all().iter().map(|session| session.view().info.clone()).collect();
+    let workers: Vec<i32> = sessions.iter().filter_map(|session| session.worker_pid).collect();
+    let usage = tokio::task::spawn_blocking(move || crate::usage::of_trees(&workers)).await;
+    let usage = usage.unwrap_or_default();
+    for session in &mut sessions {
+        if let Some(used) = session.worker_pid.and_then(|pid| usage.get(&pid)) {
+            session.cpu_percent = Some(used.cpu_percent);
+            session.memory_bytes = Some(used.memory_bytes);
+        }
+    }
+    sessions
+}
+
+fn status(manager: &Manager, about: &About) -> BrokerStatus {
+    let views: Vec<_> = manager.all().iter().map(crate::session::Session::view).collect();
+    BrokerStatus {
+        runtime: about.runtime.clone(),
+        started_at: about.started_at.clone(),
+        fence: manager.shared().fence,
+        socket: about.socket.clone(),
+        sessions: views.len(),
+        workers: views.iter().filter(|view| view.info.worker_pid.is_some()).count(),
+        turns: views.iter().filter(|view| view.info.turn_id.is_some()).count(),
+        open_cards: views.iter().map(|view| view.cards.len()).sum(),
+        clients: about.clients.load(std::sync::atomic::Ordering::Relaxed),
+        fds: crate::limits::fd_usage().unwrap_or((0, 0)),
+        config: manager.shared().config.values(),
+    }
+}
+
+fn arguments_of<T: DeserializeOwned>(arguments: Value) -> Result<T, RpcError> {
+    let arguments = if arguments.is_null() { Value::Object(serde_json::Map::new()) } else { arguments };
+    serde_json::from_value(arguments).map_err(|error| {
+        let message = format!("the arguments do not fit: {error}");
+        RpcError { code: rpc::INVALID_PARAMS, ..RpcError::failed("invalid", exit::USAGE, message) }
+            .hint("`ade actions list` shows their schema and an example")
+    })
+}
+
+fn answer<T: Serialize>(result: &T) -> Result<Box<RawValue>, RpcError> {
+    serde_json::value::to_raw_value(result)
+        .map_err(|error| RpcError::failed("failed", exit::FAILED, error.to_string()))
+}

@@ -1,0 +1,268 @@
+//! The registry of cards of one session.
+//!
+//! The first answer wins and later ones are told by whom. A card that was
+//! withdrawn stays known for a while, so that a late answer gets a reason
+//! instead of "not found". Nothing here does I/O: the session actor, which owns
+//! the registry, writes what is decided.
+
+use std::collections::VecDeque;
+
+use ade_protocol::card::{Answer, Card, CardKind, CardOutcome, Withdrawal};
+use ade_protocol::{Generation, RequestId};
+
+/// Settled cards that are remembered. Older ones are forgotten; an answer to
+/// one of those gets "no such card".
+const REMEMBERED: usize = 256;
+
+/// Cards that may be open in one session. One more is denied at once.
+pub const MAX_OPEN: usize = 64;
+
+/// Why an answer did not count.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AnswerError {
+    /// Somebody was faster.
+    #[error("the card was already answered by {by}{}", value.as_ref().map(|v| format!(" with {v:?}")).unwrap_or_default())]
+    AlreadyAnswered {
+        /// Who.
+        by: String,
+        /// What, unless it was secret.
+        value: Option<String>,
+    },
+    /// Nothing waits for an answer any more.
+    #[error("the card is gone: {}", why_text(*why))]
+    Gone {
+        /// Why.
+        why: Withdrawal,
+    },
+    /// There never was such a card, or it is long forgotten.
+    #[error("there is no card {0}")]
+    Unknown(RequestId),
+    /// The value is none of those that the card offers.
+    #[error("the card accepts only: {}", offered.join(", "))]
+    NotOffered {
+        /// What it accepts.
+        offered: Vec<String>,
+    },
+}
+
+/// A withdrawal in words.
+#[must_use]
+pub fn why_text(why: Withdrawal) -> &'static str {
+    match why {
+        Withdrawal::Aborted => "its turn was aborted",
+        Withdrawal::TurnEnded => "its turn has ended",
+        Withdrawal::WorkerGone => "its worker is gone",
+        Withdrawal::Recycled => "its worker was replaced",
+        Withdrawal::Cancelled => "the agent settled it itself",
+        Withdrawal::TimedOut => "nobody answered in time",
+        Withdrawal::ShuttingDown => "its session is stopping",
+    }
+}
+
+/// Cards of one session.
+#[derive(Debug, Default)]
+pub struct Cards {
+    open: Vec<Card>,
+    settled: VecDeque<(RequestId, CardOutcome)>,
+}
+
+impl Cards {
+    /// Open cards, oldest first.
+    #[must_use]
+    pub fn open(&self) -> &[Card] {
+        &self.open
+    }
+
+    /// Adds a card. False when it is a double or there is no room: it must be
+    /// denied.
+    pub fn add(&mut self, card: Card) -> bool {
+        let double = self.open.iter().any(|other| other.card_id == card.card_id);
+        if double || self.open.len() >= MAX_OPEN {
+            return false;
+        }
+        self.open.push(card);
+        true
+    }
+
+    /// Settles a card by an answer. Only the first one gets here.
+    ///
+    /// # Errors
+    /// [`AnswerError`] when the answer does not count; nothing changes then.
+    pub fn answer(
+        &mut self,
+        id: &RequestId,
+        answer: &Answer,
+        by: &str,
+    ) -> Result<(Card, CardOutcome), AnswerError> {
+        let Some(index) = self.open.iter().position(|card| card.card_id == *id) else {
+            return Err(self.settled_error(id));
+        };
+        answer
+            .fits(&self.open[index].payload)
+            .map_err(|offered| AnswerError::NotOffered { offered })?;
+        let card = self.open.remove(index);
+        let secret = card.payload.kind == CardKind::Secret;
+        let value = if answer.ok && !secret {
+            answer.value.clone()
+        } else {
+            None
+        };
+        let outcome = CardOutcome::Answered {
+            by: by.to_owned(),
+            value,
+        };
+        self.remember(card.card_id.clone(), outcome.clone());
+        Ok((card, outcome))
+    }
+
+    fn settled_error(&self, id: &RequestId) -> AnswerError {
+        match self
+            .settled
+            .iter()
+            .rev()
+            .find(|(other, _)| other == id)
+            .map(|(_, outcome)| outcome)
+        {
+            Some(CardOutcome::Answered { by, value }) => AnswerError::AlreadyAnswered {
+                by: by.clone(),
+                value: value.clone(),
+            },
+            Some(CardOutcome::Withdrawn { why }) => AnswerError::Gone { why: *why },
+            Some(CardOutcome::AllowedForSession) => AnswerError::AlreadyAnswered {
+                by: "allow_session".into(),
+                value: None,
+            },
+            None => AnswerError::Unknown(id.clone()),
+        }
+    }
+
+    /// Withdraws one card of this generation, if it is open.
+    pub fn withdraw(
+        &mut self,
+        id: &RequestId,
+        generation: Generation,
+        why: Withdrawal,
+    ) -> Option<(Card, CardOutcome)> {
+        let index = self
+            .open
+            .iter()
+            .position(|card| card.card_id == *id && card.generation == generation)?;
+        let card = self.open.remove(index);
+        let outcome = CardOutcome::Withdrawn { why };
+        self.remember(card.card_id.clone(), outcome.clone());
+        Some((card, outcome))
+    }
+
+    /// Withdraws every open card.
+    pub fn withdraw_all(&mut self, why: Withdrawal) -> Vec<(Card, CardOutcome)> {
+        let cards = std::mem::take(&mut self.open);
+        let outcome = CardOutcome::Withdrawn { why };
+        cards
+            .into_iter()
+            .map(|card| {
+                self.remember(card.card_id.clone(), outcome.clone());
+                (card, outcome.clone())
+            })
+            .collect()
+    }
+
+    fn remember(&mut self, id: RequestId, outcome: CardOutcome) {
+        if self.settled.len() == REMEMBERED {
+            self.settled.pop_front();
+        }
+        self.settled.push_back((id, outcome));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ade_protocol::SessionId;
+    use ade_protocol::card::{CardOrigin, CardPayload};
+
+    use super::*;
+
+    fn card(id: &str, kind: CardKind) -> Card {
+        Card {
+            card_id: id.into(),
+            session_id: SessionId::from("s"),
+            generation: Generation(1),
+            turn_id: None,
+            opened_at: "now".into(),
+            payload: CardPayload {
+                origin: CardOrigin::Approval,
+                kind,
+                message: "?".into(),
+                title: None,
+                placeholder: None,
+                default_value: None,
+                options: Vec::new(),
+                source_id: None,
+                detail: None,
+            },
+        }
+    }
+
+    fn yes(value: &str) -> Answer {
+        Answer {
+            ok: true,
+            value: Some(value.into()),
+        }
+    }
+
+    #[test]
+    fn the_first_answer_wins_and_later_ones_are_told() {
+        let mut cards = Cards::default();
+        assert!(cards.add(card("c", CardKind::Confirm)));
+        assert!(
+            !cards.add(card("c", CardKind::Confirm)),
+            "a double is denied"
+        );
+        let id = RequestId::from("c");
+        assert!(matches!(
+            cards.answer(&id, &yes("maybe"), "a"),
+            Err(AnswerError::NotOffered { .. })
+        ));
+        assert!(cards.answer(&id, &yes("allow"), "a").is_ok());
+        let late = cards.answer(&id, &yes("deny"), "b").unwrap_err();
+        assert_eq!(
+            late,
+            AnswerError::AlreadyAnswered {
+                by: "a".into(),
+                value: Some("allow".into())
+            }
+        );
+        assert_eq!(
+            late.to_string(),
+            "the card was already answered by a with \"allow\""
+        );
+    }
+
+    #[test]
+    fn a_withdrawn_card_says_why() {
+        let mut cards = Cards::default();
+        cards.add(card("c", CardKind::Text));
+        assert!(
+            cards
+                .withdraw(&"c".into(), Generation(2), Withdrawal::Cancelled)
+                .is_none()
+        );
+        assert_eq!(cards.withdraw_all(Withdrawal::Aborted).len(), 1);
+        let late = cards.answer(&"c".into(), &yes("x"), "a").unwrap_err();
+        assert_eq!(
+            late,
+            AnswerError::Gone {
+                why: Withdrawal::Aborted
+            }
+        );
+        let never = cards.answer(&"d".into(), &yes("x"), "a").unwrap_err();
+        assert!(matches!(never, AnswerError::Unknown(_)));
+    }
+
+    #[test]
+    fn a_secret_is_not_kept() {
+        let mut cards = Cards::default();
+        cards.add(card("c", CardKind::Secret));
+        let (_, outcome) = cards.answer(&"c".into(), &yes("s3cr3t"), "a").unwrap();
+        assert!(!format!("{outcome:?} {cards:?}").contains("s3cr3t"));
+    }
+}

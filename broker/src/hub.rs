@@ -1,0 +1,288 @@
+//! Fan-out of events to subscribers.
+//!
+//! A session publishes after its transcript holds the event. Each subscriber
+//! has a queue that is bounded in bytes; when it is full the subscriber loses
+//! its live feed for that session, is told so with one `gap`, and goes on from
+//! the transcript when it reads again. Nobody else waits for it.
+//!
+//! Locks here are held for the length of a push, never across an await.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ade_protocol::limits::SUBSCRIBER_QUEUE;
+use ade_protocol::{Seq, SessionId};
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+/// What a subscriber is told.
+#[derive(Clone, Debug)]
+pub enum Item {
+    /// A notification line, ready to be written.
+    Event {
+        /// The session.
+        session: SessionId,
+        /// Its place in the transcript; not persisted events carry the last
+        /// persisted one's.
+        sequence: Seq,
+        /// Whether the transcript has it.
+        persisted: bool,
+        /// The notification line.
+        line: Bytes,
+    },
+    /// A card was opened or settled.
+    Card(Bytes),
+}
+
+impl Item {
+    fn size(&self) -> usize {
+        // The fixed part stands for the queue's own bookkeeping.
+        64 + match self {
+            Self::Event { line, .. } | Self::Card(line) => line.len(),
+        }
+    }
+}
+
+/// All subscribers of a broker.
+#[derive(Debug, Default)]
+pub struct Hub {
+    subscribers: Mutex<Vec<Arc<Subscriber>>>,
+    heads: Mutex<HashMap<SessionId, Seq>>,
+}
+
+/// One subscription.
+#[derive(Debug)]
+pub struct Subscriber {
+    /// Which session; `None`: all.
+    only: Option<SessionId>,
+    queue: Mutex<Queue>,
+    wake: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    items: VecDeque<Item>,
+    bytes: usize,
+    closed: bool,
+    /// Events are not queued while the subscriber reads the transcript.
+    paused: bool,
+    /// First and last event, by session, that did not fit.
+    missed: HashMap<SessionId, (Seq, Seq)>,
+}
+
+/// What [`Subscriber::next`] found.
+#[derive(Debug)]
+pub enum Next {
+    /// The next item.
+    Item(Item),
+    /// Events of this session did not fit; the live feed of a subscription to
+    /// one session is paused until [`Hub::resume`].
+    Missed(SessionId, Seq, Seq),
+    /// The subscription was ended.
+    Closed,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic while holding one of these locks leaves whole values behind.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Hub {
+    /// Adds a subscriber. `paused`: it will first read the transcript.
+    #[must_use]
+    pub fn subscribe(&self, only: Option<SessionId>, paused: bool) -> Arc<Subscriber> {
+        let queue = Queue {
+            paused,
+            ..Queue::default()
+        };
+        let subscriber = Arc::new(Subscriber {
+            only,
+            queue: Mutex::new(queue),
+            wake: Notify::new(),
+        });
+        lock(&self.subscribers).push(Arc::clone(&subscriber));
+        subscriber
+    }
+
+    /// Removes a subscriber and wakes whoever waits on it.
+    pub fn unsubscribe(&self, subscriber: &Arc<Subscriber>) {
+        lock(&self.subscribers).retain(|other| !Arc::ptr_eq(other, subscriber));
+        lock(&subscriber.queue).closed = true;
+        subscriber.wake.notify_one();
+    }
+
+    /// Hands items to every subscriber that wants them. The transcript must
+    /// hold the persisted ones already.
+    pub fn publish(&self, session: &SessionId, head: Seq, items: &[Item]) {
+        lock(&self.heads).insert(session.clone(), head);
+        for subscriber in lock(&self.subscribers).iter() {
+            if subscriber.only.as_ref().is_none_or(|only| only == session) {
+                subscriber.push(session, items);
+            }
+        }
+    }
+
+    /// Forgets a session.
+    pub fn forget(&self, session: &SessionId) {
+        lock(&self.heads).remove(session);
+    }
+
+    /// Ends the transcript reading of a subscriber that has sent everything up
+    /// to `sent`. False when more was written meanwhile: it must read on.
+    #[must_use]
+    pub fn resume(&self, subscriber: &Subscriber, session: &SessionId, sent: Seq) -> bool {
+        // The order of locks is the same as in `publish`: nothing can be
+        // published between the look and the resumption.
+        let heads = lock(&self.heads);
+        let subscribers = lock(&self.subscribers);
+        let head = heads.get(session).copied().unwrap_or(sent);
+        if head > sent {
+            return false;
+        }
+        let mut queue = lock(&subscriber.queue);
+        queue.paused = false;
+        queue.missed.remove(session);
+        drop(subscribers);
+        true
+    }
+
+    /// Number of subscribers.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        lock(&self.subscribers).len()
+    }
+
+    /// Whether nobody listens.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Subscriber {
+    fn push(&self, session: &SessionId, items: &[Item]) {
+        let mut queue = lock(&self.queue);
+        for item in items {
+            queue.push(session, item);
+        }
+        drop(queue);
+        self.wake.notify_one();
+    }
+
+    /// The next thing to tell.
+    pub async fn next(&self) -> Next {
+        loop {
+            {
+                let mut queue = lock(&self.queue);
+                if queue.closed {
+                    return Next::Closed;
+                }
+                if let Some(item) = queue.items.pop_front() {
+                    queue.bytes -= item.size();
+                    return Next::Item(item);
+                }
+                let missed = queue.missed.keys().next().cloned();
+                if let Some(session) = missed {
+                    let range = queue.missed.remove(&session);
+                    if let Some((from, to)) = range {
+                        queue.paused = self.only.is_some();
+                        return Next::Missed(session, from, to);
+                    }
+                }
+            }
+            self.wake.notified().await;
+        }
+    }
+}
+
+impl Queue {
+    fn push(&mut self, session: &SessionId, item: &Item) {
+        let Item::Event {
+            sequence,
+            persisted,
+            ..
+        } = item
+        else {
+            // Cards are few and small, and a client must not miss one.
+            self.bytes += item.size();
+            self.items.push_back(item.clone());
+            return;
+        };
+        if self.paused {
+            return;
+        }
+        if let Some((_, to)) = self.missed.get_mut(session) {
+            // Once one is missing, all later ones are: order is kept.
+            if *persisted {
+                *to = *sequence;
+            }
+            return;
+        }
+        if self.bytes + item.size() > SUBSCRIBER_QUEUE {
+            if *persisted {
+                self.missed.insert(session.clone(), (*sequence, *sequence));
+            }
+            return;
+        }
+        self.bytes += item.size();
+        self.items.push_back(item.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(sequence: u64, size: usize) -> Item {
+        Item::Event {
+            session: SessionId::from("s"),
+            sequence: Seq(sequence),
+            persisted: true,
+            line: Bytes::from(vec![b'x'; size]),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_slow_subscriber_is_bounded_and_told_once() {
+        let hub = Hub::default();
+        let session = SessionId::from("s");
+        let slow = hub.subscribe(Some(session.clone()), false);
+        for n in 1..=100 {
+            hub.publish(&session, Seq(n), &[event(n, 100_000)]);
+        }
+        assert!(lock(&slow.queue).bytes <= SUBSCRIBER_QUEUE);
+        let mut last = 0;
+        let (from, to) = loop {
+            match slow.next().await {
+                Next::Item(Item::Event { sequence, .. }) => last = sequence.0,
+                Next::Missed(_, from, to) => break (from.0, to.0),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!((from, to), (last + 1, 100));
+        hub.publish(&session, Seq(101), &[event(101, 10)]);
+        assert!(
+            !hub.resume(&slow, &session, Seq(100)),
+            "more was written meanwhile"
+        );
+        assert!(hub.resume(&slow, &session, Seq(101)));
+        hub.publish(&session, Seq(102), &[event(102, 10)]);
+        let Next::Item(Item::Event { sequence, .. }) = slow.next().await else {
+            panic!()
+        };
+        assert_eq!(sequence, Seq(102));
+    }
+
+    #[tokio::test]
+    async fn others_are_not_disturbed_and_an_end_wakes() {
+        let hub = Hub::default();
+        let (a, b) = (SessionId::from("a"), SessionId::from("b"));
+        let one = hub.subscribe(Some(a), false);
+        let all = hub.subscribe(None, false);
+        hub.publish(&b, Seq(1), &[event(1, 1)]);
+        assert!(matches!(all.next().await, Next::Item(_)));
+        hub.unsubscribe(&one);
+        assert!(matches!(one.next().await, Next::Closed));
+        assert_eq!(hub.len(), 1);
+    }
+}

@@ -1,0 +1,84 @@
+//! What a broker that died left open: its turns get their one terminal event,
+//! its cards are withdrawn.
+//!
+//! Runs after the sweep, so no worker of the dead broker is alive any more, and
+//! before any session is served.
+
+use ade_protocol::SessionId;
+use ade_protocol::card::{CardOutcome, Withdrawal};
+use ade_protocol::event::{ErrorCategory, Event, TurnStatus};
+
+use crate::clock;
+use crate::home::Home;
+use crate::state::{StateError, StateHandle};
+use crate::transcript::{Transcript, TranscriptError};
+
+/// Why leftovers could not be closed.
+#[derive(Debug, thiserror::Error)]
+pub enum LeftoverError {
+    /// `state.db` could not be read or written.
+    #[error("the turns that the last broker left open could not be read")]
+    State(#[from] StateError),
+}
+
+/// Closes what the last broker left open. Returns the number of turns. A
+/// transcript that cannot be written is logged and costs only itself.
+///
+/// # Errors
+/// When `state.db` cannot be read.
+pub async fn close(home: &Home, state: &StateHandle) -> Result<usize, LeftoverError> {
+    let cards = state.run(crate::state::State::open_cards).await?;
+    let turns = state.run(crate::state::State::running_turns).await?;
+    for card in cards {
+        let outcome = CardOutcome::Withdrawn { why: Withdrawal::WorkerGone };
+        let event = Event::CardResolved { card_id: card.card_id.clone(), resolution: outcome };
+        note(write(home, &card.session_id, card.turn_id.as_ref(), &[event]), &card.session_id);
+        let session = card.session_id.clone();
+        state.run(move |state| state.remove_cards(&session).map(drop)).await?;
+    }
+    let count = turns.len();
+    for turn in turns {
+        let message = "the broker ended in the middle of this turn and its worker was stopped; \
+                       send the message again if you still want it"
+            .to_owned();
+        let events = [
+            Event::Error {
+                category: ErrorCategory::Exited,
+                message: message.clone(),
+                detail: Some("kind: broker_ended".into()),
+            },
+            Event::Status { status: TurnStatus::Failed },
+            Event::Done { status: TurnStatus::Failed, stop_reason: None, usage: None },
+        ];
+        note(write(home, &turn.session_id, Some(&turn.turn_id), &events), &turn.session_id);
+        state
+            .run(move |state| {
+                state
+                    .end_turn(&turn.session_id, &turn.turn_id, TurnStatus::Failed, Some(&message))
+                    .map(drop)
+            })
+            .await?;
+    }
+    Ok(count)
+}
+
+fn note(result: Result<(), TranscriptError>, session: &SessionId) {
+    if let Err(error) = result {
+        tracing::error!(%session, %error, "the end of a turn could not be written");
+    }
+}
+
+fn write(
+    home: &Home,
+    session: &SessionId,
+    turn: Option<&ade_protocol::TurnId>,
+    events: &[Event],
+) -> Result<(), TranscriptError> {
+    let mut transcript = Transcript::open(&home.transcript(session), session.clone())?;
+    for event in events {
+        if let Ok(raw) = serde_json::value::to_raw_value(event) {
+            transcript.stage(&clock::timestamp(), turn, None, &raw);
+        }
+    }
+    transcript.commit()
+}

@@ -1,0 +1,257 @@
+//! All sessions of a broker: made, found, listed, stopped.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use ade_protocol::action::{CardList, ChatCreate, SessionInfo};
+use ade_protocol::card::{Answer, Card};
+use ade_protocol::rpc::RpcError;
+use ade_protocol::{RequestId, SessionId, exit};
+
+use crate::cards::AnswerError;
+use crate::clock;
+use crate::session::Session;
+use crate::shared::Shared;
+use crate::state::SessionRow;
+
+/// All sessions.
+pub struct Manager {
+    shared: Arc<Shared>,
+    sessions: RwLock<BTreeMap<SessionId, Session>>,
+}
+
+/// An error of `state.db` for a client.
+pub(crate) fn state_error(error: &crate::state::StateError) -> RpcError {
+    let mut answer = RpcError::failed("state", error.exit_code(), error.to_string());
+    for hint in error.hints() {
+        answer = answer.hint(hint);
+    }
+    answer
+}
+
+impl Manager {
+    /// Starts the actors of all sessions that `state.db` knows.
+    ///
+    /// # Errors
+    /// When `state.db` cannot be read. A session whose transcript cannot be
+    /// opened is left out and logged; the others are not held up by it.
+    pub async fn load(shared: Arc<Shared>) -> Result<Self, crate::state::StateError> {
+        let rows = shared.state.run(crate::state::State::sessions).await?;
+        let mut sessions = BTreeMap::new();
+        for row in rows {
+            let id = row.session_id.clone();
+            match Session::start(&shared, row) {
+                Ok(session) => drop(sessions.insert(id, session)),
+                Err(error) => tracing::error!(session = %id, %error, "a session is left out"),
+            }
+        }
+        Ok(Self { shared, sessions: RwLock::new(sessions) })
+    }
+
+    /// What all sessions share.
+    #[must_use]
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Makes a chat. Starts no worker.
+    ///
+    /// # Errors
+    /// When the provider is unknown or cannot be used, the lane is not a
+    /// directory, or nothing can be written.
+    pub async fn create(&self, request: ChatCreate) -> Result<SessionInfo, RpcError> {
+        let lane = lane(&request.lane)?;
+        check_absolute("sessionFile", request.session_file.as_deref())?;
+        check_absolute("agentDir", request.agent_dir.as_deref())?;
+        self.check_provider(&request.provider).await?;
+        let row = SessionRow::new(SessionId::generate(), &request, lane, clock::timestamp());
+        let session = Session::start(&self.shared, row.clone())
+            .map_err(|error| RpcError::failed("transcript", exit::FAILED, error.to_string()))?;
+        let id = row.session_id.clone();
+        self.shared
+            .state
+            .run(move |state| state.insert_session(&row))
+            .await
+            .map_err(|error| state_error(&error))?;
+        let info = session.view().info.clone();
+        self.sessions.write().unwrap_or_else(PoisonError::into_inner).insert(id, session);
+        Ok(info)
+    }
+
+    async fn check_provider(&self, provider: &str) -> Result<(), RpcError> {
+        let providers = Arc::clone(&self.shared.providers);
+        let name = provider.to_owned();
+        let checked = tokio::task::spawn_blocking(move || providers.check(&name)).await;
+        match checked {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => {
+                let kind = "provider_not_usable";
+                let mut answer = RpcError::failed(kind, error.exit_code(), error.to_string());
+                for hint in error.hints() {
+                    answer = answer.hint(hint);
+                }
+                Err(answer)
+            }
+            Err(_) => Err(RpcError::failed(
+                "provider_not_usable",
+                exit::PROVIDER_NOT_USABLE,
+                format!("looking for the provider {provider} failed unexpectedly"),
+            )),
+        }
+    }
+
+    /// Finds a chat.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn session(&self, id: &SessionId) -> Result<Session, RpcError> {
+        self.sessions
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(id)
+            .cloned()
+            .ok_or_else(|| {
+                RpcError::failed("not_found", exit::USAGE, format!("there is no chat {id}"))
+                    .hint("`ade ps` lists the chats")
+            })
+    }
+
+    /// All chats, oldest first.
+    #[must_use]
+    pub fn all(&self) -> Vec<Session> {
+        self.sessions
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .cloned()
+            .collect()
+    }
+
+    /// Open cards of all chats, or of one.
+    #[must_use]
+    pub fn cards(&self, only: Option<&SessionId>) -> Vec<Card> {
+        let mut cards: Vec<Card> = self
+            .all()
+            .iter()
+            .flat_map(|session| session.view().cards.clone())
+            .filter(|card| only.is_none_or(|only| card.session_id == *only))
+            .collect();
+        cards.sort_by(|a, b| a.opened_at.cmp(&b.opened_at));
+        cards
+    }
+
+    /// The same as an answer to a client.
+    #[must_use]
+    pub fn card_list(&self) -> CardList {
+        CardList { cards: self.cards(None) }
+    }
+
+    /// Answers a card; the first answer counts.
+    ///
+    /// # Errors
+    /// Why this one did not count.
+    pub async fn answer(
+        &self,
+        session: Option<&SessionId>,
+        card: &RequestId,
+        answer: Answer,
+        by: &str,
+    ) -> Result<(), RpcError> {
+        let candidates = match session {
+            Some(id) => vec![self.session(id)?],
+            None => self.all(),
+        };
+        // Sessions that have it open come first; the others may still know
+        // what became of it.
+        let (mut holders, others): (Vec<_>, Vec<_>) = candidates
+            .into_iter()
+            .partition(|session| session.view().cards.iter().any(|open| open.card_id == *card));
+        holders.extend(others);
+        let mut last = AnswerError::Unknown(card.clone());
+        for session in holders {
+            match session.answer(card.clone(), answer.clone(), by.to_owned()).await {
+                Ok(()) => return Ok(()),
+                Err(AnswerError::Unknown(_)) => {}
+                Err(error) => {
+                    last = error;
+                    break;
+                }
+            }
+        }
+        Err(answer_error(&last))
+    }
+
+    /// Forgets a chat after its worker is gone.
+    ///
+    /// # Errors
+    /// When there is none of that name or nothing can be written.
+    pub async fn delete(&self, id: &SessionId) -> Result<(), RpcError> {
+        self.session(id)?.stop().await;
+        let gone = id.clone();
+        self.shared
+            .state
+            .run(move |state| state.delete_session(&gone).map(drop))
+            .await
+            .map_err(|error| state_error(&error))?;
+        self.sessions.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.shared.hub.forget(id);
+        let path = self.shared.home.transcript(id);
+        if let Err(error) = std::fs::remove_file(&path) {
+            tracing::warn!(path = %path.display(), %error, "a transcript was not removed");
+        }
+        Ok(())
+    }
+
+    /// Ends every turn and worker; returns when all trees are dead.
+    pub async fn stop_all(&self) {
+        let mut stops = tokio::task::JoinSet::new();
+        for session in self.all() {
+            stops.spawn(async move { session.stop().await });
+        }
+        while stops.join_next().await.is_some() {}
+    }
+}
+
+fn answer_error(error: &AnswerError) -> RpcError {
+    let kind = match error {
+        AnswerError::AlreadyAnswered { .. } => "already_answered",
+        AnswerError::Gone { .. } => "card_gone",
+        AnswerError::Unknown(_) => "not_found",
+        AnswerError::NotOffered { .. } => "invalid",
+    };
+    let code = match error {
+        AnswerError::Unknown(_) | AnswerError::NotOffered { .. } => exit::USAGE,
+        AnswerError::AlreadyAnswered { .. } | AnswerError::Gone { .. } => exit::FAILED,
+    };
+    RpcError::failed(kind, code, error.to_string()).hint("`ade cards` lists the open cards")
+}
+
+/// The canonical path of a lane.
+fn lane(text: &str) -> Result<String, RpcError> {
+    let path = Path::new(text);
+    check_absolute("lane", Some(text))?;
+    let problem = |what: String| {
+        RpcError::failed("lane_missing", exit::USAGE, what)
+            .hint("a lane is an existing directory, such as a git worktree")
+    };
+    let real = std::fs::canonicalize(path)
+        .map_err(|error| problem(format!("the lane {text} cannot be used: {error}")))?;
+    if !real.is_dir() {
+        return Err(problem(format!("the lane {text} is not a directory")));
+    }
+    real.into_os_string()
+        .into_string()
+        .map_err(|_| problem(format!("the path of the lane {text} is not UTF-8")))
+}
+
+fn check_absolute(name: &str, value: Option<&str>) -> Result<(), RpcError> {
+    match value {
+        Some(path) if !Path::new(path).is_absolute() => Err(RpcError::failed(
+            "invalid",
+            exit::USAGE,
+            format!("`{name}` must be an absolute path, not {path:?}"),
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,354 @@
+//! The broker's life: from the lock to the last worker's end.
+//!
+//! Order of the start: directories → the lock (who holds it may unlink and
+//! bind the sockets) → `state.db` and the new fence → sweep of what a dead
+//! broker left → sockets → sessions. Order of the end: no new clients, every
+//! session stopped, sockets removed, lock free.
+//!
+//! What a broker that was killed leaves: its workers keep their turn for their
+//! orphan grace. This version does not take them over: a new broker stops them
+//! first (`crate::sweep`) and ends their turns with a clear error.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use ade_protocol::exit;
+use ade_protocol::rpc::RuntimeInfo;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::actions::About;
+use crate::config::{Config, ConfigError};
+use crate::home::{Home, HomeError};
+use crate::hub::Hub;
+use crate::link::Registry;
+use crate::lock::{BrokerLock, LockError};
+use crate::manager::Manager;
+use crate::providers::Providers;
+use crate::shared::Shared;
+use crate::socket::{self, BoundSocket, SocketError};
+use crate::spawn::{SpawnError, Spawner};
+use crate::state::{State, StateError, StateHandle};
+use crate::{clock, endpoint, leftovers, limits, sweep};
+
+/// How long all sessions may take to stop. The escort of each has bounds of its
+/// own; this one only guards the broker's end.
+const STOP_BOUND: Duration = Duration::from_secs(30);
+
+/// The same after a second signal.
+const SECOND_SIGNAL_BOUND: Duration = Duration::from_secs(3);
+
+/// How long a broker that is being replaced may take to end.
+const REPLACE_BOUND: Duration = Duration::from_secs(40);
+
+/// Connections that are served at once; more wait in the kernel's queue.
+const CONNECTIONS: usize = 512;
+
+/// How a broker is started.
+#[derive(Debug)]
+pub struct ServeOptions {
+    /// ADE_HOME.
+    pub home: PathBuf,
+    /// Control socket, when it is not in ADE_HOME.
+    pub socket: Option<PathBuf>,
+    /// Version of the executable.
+    pub version: String,
+    /// Hash of the executable.
+    pub build_hash: String,
+    /// Text of the host script for Pi.
+    pub pi_host: &'static str,
+    /// Ends a broker that runs already, then takes its place.
+    pub replace: bool,
+}
+
+/// Why a broker did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// ADE_HOME cannot be used.
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    /// Another broker runs, or the lock cannot be taken.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// `config.toml` cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// `state.db` cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// What the last broker left cannot be closed.
+    #[error(transparent)]
+    Leftovers(#[from] leftovers::LeftoverError),
+    /// A socket cannot be bound.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// Nothing can be started.
+    #[error(transparent)]
+    Spawn(#[from] SpawnError),
+    /// The signals of the process cannot be watched.
+    #[error("the broker cannot watch its signals")]
+    Signals(#[source] std::io::Error),
+}
+
+impl ServeError {
+    /// The exit code for the command line.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Home(error) => error.exit_code(),
+            Self::Lock(error) => error.exit_code(),
+            Self::Config(error) => error.exit_code(),
+            Self::State(error) => error.exit_code(),
+            Self::Socket(error) => error.exit_code(),
+            Self::Spawn(_) | Self::Signals(_) | Self::Leftovers(_) => exit::FAILED,
+        }
+    }
+
+    /// A stable word for the kind of failure.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Home(_) => "home",
+            Self::Lock(LockError::AlreadyRunning(_)) => "already_running",
+            Self::Lock(_) => "lock",
+            Self::Config(_) => "config",
+            Self::State(_) | Self::Leftovers(_) => "state",
+            Self::Socket(_) => "socket",
+            Self::Spawn(_) => "spawn",
+            Self::Signals(_) => "signals",
+        }
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Home(error) => error.hints(),
+            Self::Lock(error) => error.hints(),
+            Self::Config(error) => error.hints(),
+            Self::State(error) => error.hints(),
+            Self::Socket(error) => error.hints(),
+            Self::Spawn(error) => error.hints(),
+            Self::Signals(_) | Self::Leftovers(_) => Vec::new(),
+        }
+    }
+}
+
+/// Runs a broker until it is told to stop.
+///
+/// # Errors
+/// Why it did not start.
+pub async fn serve(options: ServeOptions) -> Result<(), ServeError> {
+    let home = Home::at(options.home.clone(), options.socket.clone())?.prepare()?;
+    let config = Config::load(&home, |name| std::env::var_os(name))?;
+    let lock = take_lock(&home, &options).await?;
+    if let Err(error) = limits::raise_nofile() {
+        tracing::warn!(%error, "the limit of open files was not raised");
+    }
+    let broker = Broker::start(home, config, &options).await?;
+    tracing::info!(
+        pid = std::process::id(),
+        fence = broker.manager.shared().fence.0,
+        "the broker serves"
+    );
+    broker.run().await?;
+    drop(lock);
+    Ok(())
+}
+
+async fn take_lock(home: &Home, options: &ServeOptions) -> Result<BrokerLock, ServeError> {
+    if !options.replace {
+        return Ok(BrokerLock::take(home, &options.version)?);
+    }
+    ask_to_stop(home).await;
+    let (home, version) = (home.clone(), options.version.clone());
+    let taken =
+        tokio::task::spawn_blocking(move || BrokerLock::take_within(&home, &version, REPLACE_BOUND));
+    match taken.await {
+        Ok(taken) => Ok(taken?),
+        Err(error) => Err(ServeError::Signals(std::io::Error::other(error))),
+    }
+}
+
+/// Asks a running broker to stop; whether it did is seen by its lock.
+async fn ask_to_stop(home: &Home) {
+    use ade_protocol::rpc::InitializeParams;
+    use tokio::io::AsyncWriteExt;
+    let Ok(mut stream) = tokio::net::UnixStream::connect(home.control_socket()).await else {
+        return;
+    };
+    let hello = InitializeParams {
+        protocol_version: ade_protocol::PROTOCOL_VERSION,
+        client_name: "ade serve --replace".into(),
+    };
+    let hello = serde_json::to_string(&hello).unwrap_or_default();
+    let lines = format!(
+        "{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"{}\",\"params\":{hello}}}\n",
+        ade_protocol::rpc::INITIALIZE
+    );
+    let stop = format!(
+        "{{\"jsonrpc\":\"2.0\",\"id\":2,\"method\":\"{}\",\"params\":{{\"name\":\"{}\"}}}}\n",
+        ade_protocol::action::ACTIONS_CALL,
+        ade_protocol::action::name::BROKER_STOP
+    );
+    let mut answer = [0_u8; 4096];
+    for line in [lines, stop] {
+        if stream.write_all(line.as_bytes()).await.is_err() {
+            return;
+        }
+        let read = tokio::io::AsyncReadExt::read(&mut stream, &mut answer);
+        if tokio::time::timeout(Duration::from_secs(5), read).await.is_err() {
+            return;
+        }
+    }
+}
+
+struct Broker {
+    manager: Arc<Manager>,
+    about: Arc<About>,
+    control: BoundSocket,
+    workers: BoundSocket,
+}
+
+impl Broker {
+    async fn start(home: Home, config: Config, options: &ServeOptions) -> Result<Self, ServeError> {
+        let config = Arc::new(config);
+        let state = StateHandle::start(State::open(&home.state_db())?);
+        let fence = state.run(State::next_fence).await?;
+        sweep_leftovers(&home).await;
+        leftovers::close(&home, &state).await?;
+        let spawner = Spawner::start(&home, None)?;
+        let env = std::env::vars_os()
+            .filter_map(|(name, value)| name.into_string().ok().map(|name| (name, value)))
+            .collect();
+        let providers =
+            Arc::new(Providers::new(home.clone(), Arc::clone(&config), env, options.pi_host));
+        let pool = config.pool();
+        let shared = Shared {
+            config,
+            providers,
+            state,
+            spawner,
+            registry: Registry::default(),
+            hub: Hub::default(),
+            fence,
+            starting: Arc::new(Semaphore::new(pool.max_starting)),
+            workers: Arc::new(Semaphore::new(pool.max_workers)),
+            home: home.clone(),
+        };
+        let manager = Arc::new(Manager::load(Arc::new(shared)).await?);
+        let workers = socket::bind(&home.workers_socket())?;
+        let control = socket::bind(&home.control_socket())?;
+        let about = Arc::new(About {
+            runtime: RuntimeInfo {
+                version: options.version.clone(),
+                build_hash: options.build_hash.clone(),
+                default_role: "cto".into(),
+                project_root: home.root().display().to_string(),
+                pid: std::process::id(),
+            },
+            started_at: clock::timestamp(),
+            socket: home.control_socket().display().to_string(),
+            clients: AtomicUsize::new(0),
+            stop: CancellationToken::new(),
+        });
+        Ok(Self { manager, about, control, workers })
+    }
+
+    async fn run(self) -> Result<(), ServeError> {
+        let mut term = signal(SignalKind::terminate()).map_err(ServeError::Signals)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Signals)?;
+        // A closed terminal must not end the agents.
+        let mut hangup = signal(SignalKind::hangup()).map_err(ServeError::Signals)?;
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        loop {
+            tokio::select! {
+                accepted = self.control.accept() => self.client(accepted, &places).await,
+                accepted = self.workers.accept() => self.worker(accepted),
+                _ = term.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = hangup.recv() => tracing::info!("SIGHUP is ignored"),
+                () = self.about.stop.cancelled() => break,
+            }
+        }
+        tracing::info!("the broker stops");
+        let manager = Arc::clone(&self.manager);
+        let stopping = tokio::spawn(async move { manager.stop_all().await });
+        tokio::pin!(stopping);
+        let hurry = async {
+            tokio::select! { _ = term.recv() => {}, _ = interrupt.recv() => {} }
+            tokio::time::sleep(SECOND_SIGNAL_BOUND).await;
+        };
+        // Workers still report while they end.
+        let welcome = async {
+            loop {
+                self.worker(self.workers.accept().await);
+            }
+        };
+        tokio::select! {
+            _ = &mut stopping => {}
+            () = hurry => tracing::warn!("a second signal: not every session was waited for"),
+            () = tokio::time::sleep(STOP_BOUND) => tracing::error!("some sessions did not stop"),
+            () = welcome => {}
+        }
+        Ok(())
+    }
+
+    async fn client(
+        &self,
+        accepted: std::io::Result<(tokio::net::UnixStream, socket::Peer)>,
+        places: &Arc<Semaphore>,
+    ) {
+        let Some((stream, peer)) = admit(accepted).await else { return };
+        let Ok(place) = Arc::clone(places).try_acquire_owned() else {
+            tracing::warn!("{CONNECTIONS} clients are connected; one more was refused");
+            return;
+        };
+        let (manager, about) = (Arc::clone(&self.manager), Arc::clone(&self.about));
+        tokio::spawn(async move {
+            endpoint::serve(stream, peer, manager, about).await;
+            drop(place);
+        });
+    }
+
+    fn worker(&self, accepted: std::io::Result<(tokio::net::UnixStream, socket::Peer)>) {
+        let shared = Arc::clone(self.manager.shared());
+        tokio::spawn(async move {
+            if let Some((stream, _)) = admit(accepted).await {
+                shared.registry.welcome(stream).await;
+            }
+        });
+    }
+}
+
+/// Refuses other users, and waits a moment when nothing can be accepted.
+async fn admit(
+    accepted: std::io::Result<(tokio::net::UnixStream, socket::Peer)>,
+) -> Option<(tokio::net::UnixStream, socket::Peer)> {
+    match accepted {
+        Ok((stream, peer)) if peer.uid == nix::unistd::geteuid().as_raw() => Some((stream, peer)),
+        Ok((_, peer)) => {
+            tracing::warn!(uid = peer.uid, "another user was refused");
+            None
+        }
+        Err(error) => {
+            tracing::error!(%error, "a connection was not accepted");
+            // Out of descriptors: trying at once again would burn a core.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            None
+        }
+    }
+}
+
+async fn sweep_leftovers(home: &Home) {
+    let grace = sweep::Grace::default();
+    let home = home.clone();
+    let swept = tokio::task::spawn_blocking(move || sweep::run(&home, grace)).await;
+    match swept {
+        Ok(report) => tracing::info!(?report, "swept what the last broker left"),
+        Err(error) => tracing::error!(%error, "the sweep failed"),
+    }
+}

@@ -1,0 +1,153 @@
+//! A session: one actor task that owns the turn, the cards, the transcript and
+//! the worker link of one chat. Everything else sends it messages.
+//!
+//! What it decides is decided in [`crate::turn`], [`crate::cards`] and
+//! [`crate::budget`]; here the decisions are carried out, in this order: what
+//! happened is staged, written to the transcript in one go, and only then
+//! published, acknowledged and answered. A client never sees an event that the
+//! transcript does not hold.
+//!
+//! What it does not do: start processes ([`start`]), see them off ([`escort`])
+//! or talk to clients ([`crate::endpoint`]).
+
+mod actor;
+mod escort;
+mod figures;
+mod frames;
+mod start;
+mod worker;
+
+use std::sync::Arc;
+
+use ade_protocol::action::{Aborted, Sent, SessionInfo, Steered};
+use ade_protocol::card::{Answer, Card};
+use ade_protocol::rpc::RpcError;
+use ade_protocol::{Generation, RequestId, TurnId};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::cards::AnswerError;
+use crate::shared::Shared;
+use crate::state::SessionRow;
+use crate::turn::Failure;
+
+/// Commands that may wait for a session. More callers than that wait for room.
+const COMMANDS: usize = 128;
+
+type Reply<T> = oneshot::Sender<Result<T, RpcError>>;
+
+/// What a session is asked.
+pub(crate) enum Command {
+    /// A user's message.
+    Send { prompt: String, retry: bool, reply: Reply<Sent> },
+    /// A message into the running turn.
+    Steer { prompt: String, reply: Reply<Steered> },
+    /// End the running turn.
+    Abort { turn_id: Option<TurnId>, reply: Reply<Aborted> },
+    /// End the turn, the queue and the worker. Answered when the tree is dead.
+    Stop { reply: oneshot::Sender<()> },
+    /// Clear a used-up start budget.
+    Reset { reply: Reply<()> },
+    /// Another request to the worker.
+    Ask { ask: Ask, reply: Reply<()> },
+    /// An answer to a card.
+    Answer {
+        card_id: RequestId,
+        answer: Answer,
+        by: String,
+        reply: oneshot::Sender<Result<(), AnswerError>>,
+    },
+    /// A start has ended.
+    Started { epoch: u64, outcome: Result<Box<start::Started>, Failure> },
+    /// A worker and its tree are gone; these processes survived SIGKILL.
+    Gone { survivors: Vec<i32> },
+    /// A request was not answered in time.
+    Overdue { generation: Generation, request: RequestId },
+}
+
+/// Requests that go through to the worker as they are.
+#[derive(Clone, Debug)]
+pub(crate) enum Ask {
+    /// Change the model.
+    Model(String),
+    /// Change how much to think.
+    Thinking(Option<String>),
+    /// Shorten the context.
+    Compact(Option<String>),
+}
+
+/// Reaches a session.
+#[derive(Clone)]
+pub struct Session {
+    tx: mpsc::Sender<Command>,
+    info: watch::Receiver<Arc<View>>,
+}
+
+/// What others may see of a session.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// The chat as clients see it.
+    pub info: SessionInfo,
+    /// Its open cards.
+    pub cards: Vec<Card>,
+}
+
+impl Session {
+    /// Starts the actor of a session.
+    ///
+    /// # Errors
+    /// When its transcript cannot be opened.
+    pub fn start(
+        shared: &Arc<Shared>,
+        row: SessionRow,
+    ) -> Result<Self, crate::transcript::TranscriptError> {
+        let (tx, rx) = mpsc::channel(COMMANDS);
+        let (actor, info) = actor::Actor::new(Arc::clone(shared), row, tx.downgrade(), rx)?;
+        tokio::spawn(actor.run());
+        Ok(Self { tx, info })
+    }
+
+    /// What is known of it now.
+    #[must_use]
+    pub fn view(&self) -> Arc<View> {
+        Arc::clone(&self.info.borrow())
+    }
+
+    /// Hands over a command and waits for the answer.
+    pub(crate) async fn call<T>(
+        &self,
+        make: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, RpcError> {
+        let (reply, answer) = oneshot::channel();
+        let gone = || RpcError::failed("stopping", ade_protocol::exit::FAILED, "the chat is gone");
+        self.tx.send(make(reply)).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+
+    /// Answers a card.
+    ///
+    /// # Errors
+    /// Why the answer did not count.
+    pub async fn answer(
+        &self,
+        card_id: RequestId,
+        answer: Answer,
+        by: String,
+    ) -> Result<(), AnswerError> {
+        let (reply, answered) = oneshot::channel();
+        let unknown = AnswerError::Unknown(card_id.clone());
+        let command = Command::Answer { card_id, answer, by, reply };
+        if self.tx.send(command).await.is_err() {
+            return Err(unknown);
+        }
+        answered.await.unwrap_or(Err(unknown))
+    }
+
+    /// Ends the turn, the queue and the worker; returns when the tree is dead.
+    pub async fn stop(&self) {
+        let (reply, stopped) = oneshot::channel();
+        if self.tx.send(Command::Stop { reply }).await.is_ok() {
+            // An actor that ended has no worker: its end is the answer too.
+            drop(stopped.await);
+        }
+    }
+}

@@ -1,0 +1,476 @@
+//! The actor's own loop and what it writes.
+
+use std::sync::Arc;
+
+use ade_protocol::action::SessionInfo;
+use ade_protocol::card::{Card, CardOutcome};
+use ade_protocol::event::{Event, Origin, TurnStatus};
+use ade_protocol::rpc;
+use ade_protocol::{RequestId, Seq, TurnId};
+use bytes::Bytes;
+use serde_json::value::RawValue;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+use super::worker::{Departing, Starting, Worker};
+use super::{Command, View};
+use crate::budget::Budget;
+use crate::cards::Cards;
+use crate::clock;
+use crate::hub::Item;
+use crate::link::LinkIn;
+use crate::shared::Shared;
+use crate::state::SessionRow;
+use crate::transcript::{Transcript, TranscriptError};
+use crate::turn::{Effect, Failure, Input, Machine, Mono, State};
+
+/// Frames that are taken from the link in one go; they share one write.
+const BATCH: usize = 256;
+
+/// One session.
+pub(super) struct Actor {
+    pub(super) shared: Arc<Shared>,
+    pub(super) row: SessionRow,
+    pub(super) machine: Machine,
+    pub(super) cards: Cards,
+    pub(super) budget: Budget,
+    pub(super) worker: Option<Worker>,
+    pub(super) starting: Option<Starting>,
+    pub(super) departing: Option<Departing>,
+    pub(super) epoch: u64,
+    /// For tasks that report back; weak, so that they don't keep the actor.
+    pub(super) tx: mpsc::WeakSender<Command>,
+    pub(super) stop_replies: Vec<oneshot::Sender<()>>,
+    pub(super) last_status: Option<TurnStatus>,
+    pub(super) last_error: Option<String>,
+    rx: mpsc::Receiver<Command>,
+    transcript: Transcript,
+    outbox: Vec<Item>,
+    view: watch::Sender<Arc<View>>,
+    dirty: bool,
+    born: Instant,
+    idle_since: Instant,
+}
+
+impl Actor {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        row: SessionRow,
+        tx: mpsc::WeakSender<Command>,
+        rx: mpsc::Receiver<Command>,
+    ) -> Result<(Self, watch::Receiver<Arc<View>>), TranscriptError> {
+        let path = shared.home.transcript(&row.session_id);
+        let transcript = Transcript::open(&path, row.session_id.clone())?;
+        let timing = shared.config.timing(&row.provider);
+        let first_event =
+            row.first_event_ms.map_or(timing.first_event, std::time::Duration::from_millis);
+        let (last_status, last_error) = (row.last_status, row.last_error.clone());
+        let now = clock::now();
+        let mut actor = Self {
+            machine: Machine::new(first_event),
+            cards: Cards::default(),
+            budget: Budget::default(),
+            worker: None,
+            starting: None,
+            departing: None,
+            epoch: 0,
+            tx,
+            stop_replies: Vec::new(),
+            last_status,
+            last_error,
+            rx,
+            transcript,
+            outbox: Vec::new(),
+            view: watch::Sender::new(Arc::new(View {
+                info: placeholder(&row),
+                cards: Vec::new(),
+            })),
+            dirty: false,
+            born: now,
+            idle_since: now,
+            shared,
+            row,
+        };
+        actor.publish_view();
+        let view = actor.view.subscribe();
+        Ok((actor, view))
+    }
+
+    pub(super) async fn run(mut self) {
+        let mut batch = Vec::with_capacity(BATCH);
+        loop {
+            tokio::select! {
+                command = self.rx.recv() => match command {
+                    Some(command) => self.command(command).await,
+                    None => break,
+                },
+                count = recv_frames(self.worker.as_mut(), &mut batch) => {
+                    self.frames(&mut batch, count).await;
+                }
+                () = exited(self.worker.as_mut()) => self.worker_exited().await,
+                connection = reconnected(self.worker.as_mut()) => self.reconnected(connection),
+                () = until(self.next_deadline()) => self.deadline().await,
+            }
+            self.flush();
+            self.answer_stops();
+            if self.dirty {
+                self.publish_view();
+            }
+        }
+        // The last handle is gone: the session was deleted or the broker ends.
+        if let Some(worker) = self.worker.take() {
+            self.see_off(worker, true);
+        }
+    }
+
+    /// Time since the actor was made: the machine's clock.
+    pub(super) fn now(&self) -> Mono {
+        clock::now().saturating_duration_since(self.born)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let turn = self.machine.deadline().map(|at| self.born + at);
+        let idle = (self.machine.state() == State::Idle && self.worker.is_some())
+            .then(|| self.idle_since + self.shared.config.timing(&self.row.provider).idle_put_away);
+        match (turn, idle) {
+            (Some(turn), Some(idle)) => Some(turn.min(idle)),
+            (turn, idle) => turn.or(idle),
+        }
+    }
+
+    async fn deadline(&mut self) {
+        let now = self.now();
+        if self.machine.deadline().is_some_and(|at| now >= at) {
+            self.input(Input::Tick).await;
+        } else if self.machine.state() == State::Idle {
+            tracing::info!(session = %self.row.session_id, "an idle worker is put away");
+            self.input(Input::Stop).await;
+        }
+    }
+
+    /// Gives one input to the machine and carries out what it says.
+    pub(super) async fn input(&mut self, input: Input) {
+        let was_idle = self.machine.state() == State::Idle;
+        let now = self.now();
+        let effects = self.machine.on(input, now);
+        for effect in effects {
+            self.effect(effect).await;
+        }
+        if self.machine.state() == State::Idle && !was_idle {
+            self.idle_since = clock::now();
+        }
+        self.dirty = true;
+    }
+
+    async fn effect(&mut self, effect: Effect) {
+        match effect {
+            Effect::Acquire => self.acquire(),
+            Effect::Send { turn, prompt, recovery } => {
+                self.write_message(&turn, &prompt, recovery).await;
+            }
+            Effect::Abort(turn) => self.write_abort(&turn),
+            Effect::Poison | Effect::Dispose => self.dismiss(),
+            Effect::Withdraw(why) => {
+                for (card, outcome) in self.cards.withdraw_all(why) {
+                    self.card_settled(&card, outcome, None).await;
+                }
+            }
+            Effect::Emit(turn, event) => {
+                if matches!(event, Event::UserMessage { .. }) {
+                    self.turn_began(&turn, &event).await;
+                }
+                self.emit(Some(&turn), &event);
+            }
+            Effect::Finish { turn, status, stop_reason, usage, failure } => {
+                self.finish(&turn, status, stop_reason, usage, failure).await;
+            }
+        }
+    }
+
+    async fn turn_began(&mut self, turn: &TurnId, event: &Event) {
+        let Event::UserMessage { text, .. } = event else { return };
+        let row = crate::state::TurnRow {
+            session_id: self.row.session_id.clone(),
+            turn_id: turn.clone(),
+            prompt: text.clone(),
+            started_at: clock::timestamp(),
+            generation: self.row.generation,
+            sends: 0,
+            state: "starting".into(),
+        };
+        self.store("begin a turn", move |state| state.begin_turn(&row)).await;
+    }
+
+    async fn finish(
+        &mut self,
+        turn: &TurnId,
+        status: TurnStatus,
+        stop_reason: Option<String>,
+        usage: Option<serde_json::Value>,
+        failure: Option<Failure>,
+    ) {
+        self.last_status = Some(status);
+        self.last_error = failure.as_ref().map(|failure| failure.message.clone());
+        if let Some(failure) = failure {
+            let detail = match &failure.detail {
+                Some(detail) => format!("kind: {}\n{detail}", failure.kind),
+                None => format!("kind: {}", failure.kind),
+            };
+            let Failure { category, message, .. } = failure;
+            let event = Event::Error { category, message, detail: Some(detail) };
+            self.emit(Some(turn), &event);
+        } else if status == TurnStatus::Completed {
+            self.budget.success();
+        }
+        self.emit(Some(turn), &Event::Status { status });
+        self.emit(Some(turn), &Event::Done { status, stop_reason, usage });
+        let (session, turn, error) =
+            (self.row.session_id.clone(), turn.clone(), self.last_error.clone());
+        self.store("end a turn", move |state| {
+            state.end_turn(&session, &turn, status, error.as_deref()).map(drop)
+        })
+        .await;
+    }
+
+    /// Writes to `state.db`; a failure is told in the chat and the log, and
+    /// costs nothing else: the transcript is what turns are judged by.
+    pub(super) async fn store<F>(&mut self, what: &'static str, change: F)
+    where
+        F: FnOnce(&crate::state::State) -> Result<(), crate::state::StateError> + Send + 'static,
+    {
+        if let Err(error) = self.shared.state.run(change).await {
+            tracing::error!(session = %self.row.session_id, %error, "could not {what}");
+        }
+    }
+
+    /// Stages an event of the broker's own.
+    pub(super) fn emit(&mut self, turn: Option<&TurnId>, event: &Event) {
+        let Ok(raw) = serde_json::value::to_raw_value(event) else { return };
+        self.stage(turn, None, &raw, true);
+    }
+
+    /// Stages an event for the transcript and for the subscribers.
+    pub(super) fn stage(
+        &mut self,
+        turn: Option<&TurnId>,
+        origin: Option<Origin>,
+        event: &RawValue,
+        persisted: bool,
+    ) {
+        let timestamp = clock::timestamp();
+        let (sequence, envelope) = if persisted {
+            self.transcript.stage(&timestamp, turn, origin, event)
+        } else {
+            self.transcript.transient(&timestamp, turn, event)
+        };
+        let line = notification(rpc::EVENT, &envelope);
+        let session = self.row.session_id.clone();
+        self.outbox.push(Item::Event { session, sequence, persisted, line });
+        self.dirty = true;
+    }
+
+    /// Writes what was staged, then publishes and acknowledges it.
+    pub(super) fn flush(&mut self) {
+        if self.outbox.is_empty() {
+            return;
+        }
+        let items = std::mem::take(&mut self.outbox);
+        if let Err(error) = self.transcript.commit() {
+            self.transcript_failed(&error);
+            return;
+        }
+        let head = self.transcript.last_sequence();
+        self.shared.hub.publish(&self.row.session_id, head, &items);
+        if let Some(worker) = &mut self.worker {
+            worker.acknowledge();
+        }
+    }
+
+    /// Nothing is published that is not on disk: the worker is sent away, and
+    /// the turn's end is staged again for when there is room.
+    fn transcript_failed(&mut self, error: &TranscriptError) {
+        tracing::error!(session = %self.row.session_id, %error, "the transcript was not written");
+        self.last_error = Some(error.to_string());
+        self.dirty = true;
+        let now = self.now();
+        self.dismiss();
+        let generation = self.machine.worker();
+        let failure = Failure::new(
+            "transcript",
+            ade_protocol::event::ErrorCategory::Unknown,
+            error.to_string(),
+        );
+        let Some(generation) = generation else { return };
+        for effect in self.machine.on(Input::WorkerExited(generation, failure), now) {
+            if let Effect::Finish { turn, status, .. } = effect {
+                self.last_status = Some(status);
+                self.emit(Some(&turn), &Event::Status { status });
+                self.emit(Some(&turn), &Event::Done { status, stop_reason: None, usage: None });
+            }
+        }
+    }
+
+    pub(super) async fn card_opened(&mut self, card: Card) {
+        let stored = card.clone();
+        self.store("keep a card", move |state| state.put_card(&stored)).await;
+        let turn = card.turn_id.clone();
+        self.emit(turn.as_ref(), &Event::CardOpened { card: Box::new(card.clone()) });
+        self.announce(&card, None);
+    }
+
+    /// Tells everybody how a card ended, the worker too.
+    pub(super) async fn card_settled(
+        &mut self,
+        card: &Card,
+        outcome: CardOutcome,
+        answer: Option<&ade_protocol::card::Answer>,
+    ) {
+        self.write_answer(card, &outcome, answer);
+        let (session, generation, id) =
+            (card.session_id.clone(), card.generation, card.card_id.clone());
+        self.store("drop a card", move |state| {
+            state.remove_card(&session, generation, &id).map(drop)
+        })
+        .await;
+        let event =
+            Event::CardResolved { card_id: card.card_id.clone(), resolution: outcome.clone() };
+        self.emit(card.turn_id.as_ref(), &event);
+        self.announce(card, Some(outcome));
+    }
+
+    fn announce(&mut self, card: &Card, resolution: Option<CardOutcome>) {
+        let note = ade_protocol::action::CardNotification { card: card.clone(), resolution };
+        let Ok(params) = serde_json::to_string(&note) else { return };
+        self.outbox.push(Item::Card(notification(rpc::CARD, params.as_bytes())));
+        self.dirty = true;
+    }
+
+    /// Whether a card is open.
+    /// Something that clients see has changed.
+    pub(super) fn touch(&mut self) {
+        self.dirty = true;
+    }
+
+    pub(super) fn has_open_card(&self, id: &RequestId) -> bool {
+        self.cards.open().iter().any(|card| card.card_id == *id)
+    }
+
+    fn answer_stops(&mut self) {
+        let busy = self.worker.is_some()
+            || self.starting.is_some()
+            || self.departing.is_some()
+            || self.machine.state() != State::Idle;
+        if !busy {
+            for reply in self.stop_replies.drain(..) {
+                // Whoever asked may have left.
+                let _ = reply.send(());
+            }
+        }
+    }
+
+    /// Last event of the transcript.
+    pub(super) fn last_sequence(&self) -> Seq {
+        self.transcript.last_sequence()
+    }
+
+    fn publish_view(&mut self) {
+        self.dirty = false;
+        let info = SessionInfo {
+            state: match (&self.row.failed_reason, self.machine.state()) {
+                (Some(_), State::Idle) => "failed".into(),
+                (_, state) => state.name().into(),
+            },
+            turn_id: self.machine.turn().cloned(),
+            queued: self.machine.queued(),
+            generation: self.row.generation,
+            worker_pid: self.worker.as_ref().map(|worker| worker.process.pid),
+            host_pid: self.worker.as_ref().and_then(|worker| worker.host_pid),
+            stop_stage: self.departing.as_ref().map(|departing| departing.stage.clone()),
+            session_file: self.row.session_file.clone(),
+            lease_held: self.worker.as_ref().is_some_and(|worker| worker.lease_held),
+            last_sequence: self.transcript.last_sequence(),
+            last_event_at: self.transcript.last_event_at().map(str::to_owned),
+            last_status: self.last_status,
+            last_error: self
+                .row
+                .failed_reason
+                .clone()
+                .or_else(|| self.last_error.clone()),
+            ..placeholder(&self.row)
+        };
+        let view = View { info, cards: self.cards.open().to_vec() };
+        self.view.send_replace(Arc::new(view));
+    }
+}
+
+/// What is known of a session from its row alone.
+fn placeholder(row: &SessionRow) -> SessionInfo {
+    SessionInfo {
+        session_id: row.session_id.clone(),
+        provider: row.provider.clone(),
+        lane: row.lane.clone(),
+        model: row.model.clone(),
+        permission: row.permission,
+        title: row.title.clone(),
+        created_at: row.created_at.clone(),
+        state: State::Idle.name().into(),
+        turn_id: None,
+        queued: 0,
+        generation: row.generation,
+        worker_pid: None,
+        host_pid: None,
+        stop_stage: None,
+        session_file: row.session_file.clone(),
+        lease_held: false,
+        last_sequence: Seq(0),
+        last_event_at: None,
+        last_status: None,
+        last_error: None,
+        cpu_percent: None,
+        memory_bytes: None,
+    }
+}
+
+/// A notification line around parameters that are JSON text already.
+fn notification(method: &str, params: &[u8]) -> Bytes {
+    let head = format!("{{\"jsonrpc\":\"2.0\",\"method\":\"{method}\",\"params\":");
+    let mut line = Vec::with_capacity(head.len() + params.len() + 1);
+    line.extend_from_slice(head.as_bytes());
+    line.extend_from_slice(params);
+    line.push(b'}');
+    Bytes::from(line)
+}
+
+async fn recv_frames(worker: Option<&mut Worker>, batch: &mut Vec<LinkIn>) -> usize {
+    match worker {
+        Some(worker) if worker.linked => worker.link.incoming.recv_many(batch, BATCH).await,
+        _ => std::future::pending().await,
+    }
+}
+
+async fn exited(worker: Option<&mut Worker>) {
+    match worker {
+        Some(worker) => {
+            // An error means that the reaper is gone, and so is the broker.
+            drop(worker.process.exit.wait_for(Option::is_some).await);
+        }
+        None => std::future::pending().await,
+    }
+}
+
+async fn reconnected(worker: Option<&mut Worker>) -> crate::link::Connection {
+    match worker {
+        Some(worker) => match worker.reconnects.recv().await {
+            Some(connection) => connection,
+            None => std::future::pending().await,
+        },
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,336 @@
+//! What the actor does with commands and with a worker's frames.
+
+use ade_protocol::action::{Aborted, Sent, Steered};
+use ade_protocol::card::{Card, Withdrawal};
+use ade_protocol::event::{ErrorCategory, Event, Origin, Via};
+use ade_protocol::frame::{ErrorFrame, FromWorker, Response, SteerOutcome, SteerResult, UiRequest};
+use ade_protocol::rpc::RpcError;
+use ade_protocol::{TurnId, exit};
+
+use super::actor::Actor;
+use super::worker::{self, Pending};
+use super::{Ask, Command, Reply};
+use crate::clock;
+use crate::link::{EventLine, LinkIn};
+use crate::turn::{Failure, Input, State};
+
+impl Actor {
+    pub(super) async fn command(&mut self, command: Command) {
+        match command {
+            Command::Send { prompt, retry, reply } => {
+                let sent = self.send(prompt, retry).await;
+                self.flush();
+                let _ = reply.send(sent);
+            }
+            Command::Steer { prompt, reply } => self.steer(prompt, reply).await,
+            Command::Abort { turn_id, reply } => {
+                let aborted = self.abort(turn_id).await;
+                let _ = reply.send(Ok(aborted));
+            }
+            Command::Stop { reply } => {
+                self.stop_replies.push(reply);
+                self.input(Input::Stop).await;
+            }
+            Command::Reset { reply } => {
+                self.reset().await;
+                let _ = reply.send(Ok(()));
+            }
+            Command::Ask { ask, reply } => self.ask_or_note(ask, reply).await,
+            Command::Answer { card_id, answer, by, reply } => {
+                let settled = self.cards.answer(&card_id, &answer, &by);
+                let result = match settled {
+                    Ok((card, outcome)) => {
+                        self.card_settled(&card, outcome, Some(&answer)).await;
+                        self.cards_settled().await;
+                        self.flush();
+                        Ok(())
+                    }
+                    Err(error) => Err(error),
+                };
+                let _ = reply.send(result);
+            }
+            Command::Started { epoch, outcome } => self.started(epoch, outcome).await,
+            Command::Gone { survivors } => self.gone(&survivors),
+            Command::Overdue { generation, request } => self.overdue(generation, &request).await,
+        }
+    }
+
+    async fn send(&mut self, prompt: String, retry: bool) -> Result<Sent, RpcError> {
+        if retry {
+            self.reset().await;
+        }
+        if let Some(reason) = &self.row.failed_reason {
+            return Err(RpcError::failed("start_budget", exit::FAILED, reason.clone()));
+        }
+        if !self.machine.has_room() {
+            let message = format!("{} messages wait already", self.machine.queued());
+            return Err(RpcError::failed("queue_full", exit::FAILED, message)
+                .hint("wait for the running turn, or end it with `ade chat abort`"));
+        }
+        let after = self.last_sequence();
+        let turn_id = TurnId::generate();
+        let idle = self.machine.state() == State::Idle;
+        self.input(Input::Send { turn: turn_id.clone(), prompt }).await;
+        let place = if idle { 0 } else { self.machine.queued() };
+        Ok(Sent { turn_id, place, after })
+    }
+
+    async fn steer(&mut self, prompt: String, reply: Reply<Steered>) {
+        let running = matches!(
+            self.machine.state(),
+            State::Streaming | State::AwaitingCard | State::AwaitingFirstEvent
+        );
+        let can = self.worker.as_ref().is_some_and(|worker| worker.can_steer && worker.linked);
+        if running && can {
+            self.steer_worker(prompt, reply);
+            return;
+        }
+        let queued = self.send(prompt, false).await;
+        let steered = queued.map(|sent| Steered {
+            outcome: SteerOutcome::Queued,
+            turn_id: Some(sent.turn_id),
+        });
+        self.flush();
+        let _ = reply.send(steered);
+    }
+
+    async fn abort(&mut self, turn_id: Option<TurnId>) -> Aborted {
+        let running = self.machine.turn().cloned();
+        if running.is_none() || turn_id.is_some_and(|wanted| running.as_ref() != Some(&wanted)) {
+            return Aborted { turn_id: None };
+        }
+        self.input(Input::Abort).await;
+        Aborted { turn_id: running }
+    }
+
+    async fn reset(&mut self) {
+        self.budget.clear();
+        if self.row.failed_reason.take().is_some() {
+            let session = self.row.session_id.clone();
+            self.store("clear a failure", move |state| state.set_failed(&session, None)).await;
+        }
+        self.touch();
+    }
+
+    /// Asks the worker; without one the choice is noted for the next.
+    async fn ask_or_note(&mut self, ask: Ask, reply: Reply<()>) {
+        if self.worker.is_some() || matches!(ask, Ask::Compact(_)) {
+            self.ask_worker(ask, reply);
+            return;
+        }
+        self.note_choice(&ask).await;
+        let _ = reply.send(Ok(()));
+    }
+
+    async fn note_choice(&mut self, ask: &Ask) {
+        let session = self.row.session_id.clone();
+        match ask.clone() {
+            Ask::Model(model) => {
+                self.row.model = Some(model.clone());
+                self.store("note the model", move |state| state.set_model(&session, Some(&model)))
+                    .await;
+            }
+            Ask::Thinking(level) => {
+                self.row.thinking.clone_from(&level);
+                self.store("note the level", move |state| {
+                    state.set_thinking(&session, level.as_deref())
+                })
+                .await;
+            }
+            Ask::Compact(_) => {}
+        }
+        self.touch();
+    }
+
+    /// Takes what came over the link.
+    pub(super) async fn frames(&mut self, batch: &mut Vec<LinkIn>, count: usize) {
+        if count == 0 {
+            self.link_closed();
+        }
+        for item in batch.drain(..) {
+            match item {
+                LinkIn::Event(event) => self.event(&event).await,
+                LinkIn::Frame(frame) => self.frame(*frame).await,
+                LinkIn::Broken(why) => self.lost(&why).await,
+                LinkIn::Closed => self.link_closed(),
+            }
+        }
+    }
+
+    fn link_closed(&mut self) {
+        if let Some(worker) = &mut self.worker {
+            // It connects again, or its exit is reported.
+            worker.linked = false;
+        }
+    }
+
+    /// Takes what is left in the link of a worker that has ended. The reader
+    /// ends with the connection, so this does too.
+    pub(super) async fn drain_link(&mut self) {
+        const BOUND: std::time::Duration = std::time::Duration::from_secs(1);
+        let until = clock::now() + BOUND;
+        while let Some(worker) = &mut self.worker {
+            if !worker.linked {
+                return;
+            }
+            match tokio::time::timeout_at(until, worker.link.incoming.recv()).await {
+                Ok(Some(item)) => self.frames(&mut vec![item], 1).await,
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+
+    async fn event(&mut self, line: &EventLine) {
+        let Some(worker) = &mut self.worker else { return };
+        let generation = worker.generation;
+        // A replay may say again what is on disk already.
+        if line.seq <= worker.taken {
+            return;
+        }
+        worker.taken = line.seq;
+        if !self.machine.accepts(generation, line.turn_id.as_ref()) {
+            tracing::debug!(session = %self.row.session_id, "an event of another turn was dropped");
+            return;
+        }
+        if line.turn_id.is_some() {
+            self.input(Input::Event(generation, line.turn_id.clone())).await;
+        }
+        let origin = Origin { generation, seq: line.seq };
+        self.stage(line.turn_id.as_ref(), Some(origin), &line.event, line.persisted);
+    }
+
+    async fn frame(&mut self, frame: FromWorker) {
+        match frame {
+            FromWorker::Response(response) => self.response(response).await,
+            FromWorker::UiRequest(request) => self.card(*request).await,
+            FromWorker::UiCancel(cancel) => {
+                let Some(generation) = self.machine.worker() else { return };
+                let withdrawn =
+                    self.cards.withdraw(&cancel.request_id, generation, Withdrawal::Cancelled);
+                if let Some((card, outcome)) = withdrawn {
+                    self.card_settled(&card, outcome, None).await;
+                    self.cards_settled().await;
+                }
+            }
+            FromWorker::UiNotice(notice) => {
+                let event = Event::Notice {
+                    level: notice.payload.level,
+                    message: notice.payload.message.clone(),
+                };
+                self.emit(notice.turn_id.as_ref(), &event);
+            }
+            FromWorker::Lifecycle(lifecycle) => {
+                let Some(worker) = &mut self.worker else { return };
+                let mut progress = super::start::Progress {
+                    host_pid: worker.host_pid,
+                    lease_held: worker.lease_held,
+                };
+                progress.note(&lifecycle);
+                worker.host_pid = progress.host_pid;
+                worker.lease_held = progress.lease_held;
+                self.touch();
+            }
+            FromWorker::Error(error) => self.error(&error),
+            FromWorker::Log(log) => {
+                tracing::info!(session = %self.row.session_id, level = log.level, "{}", log.message);
+            }
+            FromWorker::Ready(_) => self.lost("the worker sent `ready` that nobody asked for").await,
+            // A second hello on a connection, and host frames on this hop, say
+            // nothing that is needed here.
+            FromWorker::Hello(_) | FromWorker::SdkEvent(_) | FromWorker::Event(_) => {}
+        }
+    }
+
+    fn error(&mut self, error: &ErrorFrame) {
+        tracing::warn!(session = %self.row.session_id, operation = error.operation, "{}", error.error);
+        let Some(worker) = &mut self.worker else { return };
+        let category = match error.operation.as_str() {
+            "lease_lost" => ErrorCategory::Lease,
+            "host_exited" => ErrorCategory::Exited,
+            "protocol_error" | "frame_too_long" => ErrorCategory::Protocol,
+            _ => return,
+        };
+        worker.told = Some(Failure::new(&error.operation, category, error.error.clone()));
+    }
+
+    async fn response(&mut self, response: Response) {
+        let Some(worker) = &mut self.worker else { return };
+        let generation = worker.generation;
+        match worker.pending.remove(&response.request_id) {
+            None => {}
+            Some(Pending::Send(turn)) => {
+                let ending = worker::ending(&response);
+                self.input(Input::Ended(generation, turn, ending)).await;
+            }
+            Some(Pending::Steer { prompt, reply }) => self.steered(&response, prompt, reply),
+            Some(Pending::Plain { ask, reply }) => {
+                let result = if response.ok { Ok(()) } else { Err(refusal(&response)) };
+                if let (Ok(()), Some(ask)) = (&result, &ask) {
+                    self.note_choice(ask).await;
+                }
+                if let Some(reply) = reply {
+                    let _ = reply.send(result);
+                }
+            }
+        }
+    }
+
+    fn steered(&mut self, response: &Response, prompt: String, reply: Reply<Steered>) {
+        let result = response
+            .result
+            .as_deref()
+            .and_then(|raw| serde_json::from_str::<SteerResult>(raw.get()).ok());
+        let answer = match result {
+            Some(SteerResult { outcome }) if response.ok => {
+                let turn = self.machine.turn().cloned();
+                let event = Event::UserMessage { text: prompt, via: Via::Steer };
+                self.emit(turn.as_ref(), &event);
+                Ok(Steered { outcome, turn_id: None })
+            }
+            _ => Err(refusal(response)),
+        };
+        let _ = reply.send(answer);
+    }
+
+    async fn card(&mut self, request: UiRequest) {
+        let Some(generation) = self.machine.worker() else { return };
+        let card = Card {
+            card_id: request.request_id,
+            session_id: self.row.session_id.clone(),
+            generation,
+            turn_id: request.turn_id,
+            opened_at: clock::timestamp(),
+            payload: request.payload,
+        };
+        if self.has_open_card(&card.card_id) {
+            // Announced again after a reconnect.
+            return;
+        }
+        let wanted = self.machine.accepts(generation, card.turn_id.as_ref())
+            && !matches!(self.machine.state(), State::Interrupting | State::Stopping);
+        if !wanted || !self.cards.add(card.clone()) {
+            let why = Withdrawal::TurnEnded;
+            let outcome = ade_protocol::card::CardOutcome::Withdrawn { why };
+            self.write_answer(&card, &outcome, None);
+            return;
+        }
+        let turn = card.turn_id.clone();
+        self.card_opened(card).await;
+        self.input(Input::CardOpened(generation, turn)).await;
+    }
+
+    async fn cards_settled(&mut self) {
+        if self.cards.open().is_empty()
+            && let Some(generation) = self.machine.worker()
+        {
+            self.input(Input::CardsSettled(generation)).await;
+        }
+    }
+}
+
+/// A response that says no, for a client.
+fn refusal(response: &Response) -> RpcError {
+    let failure = super::start::refused(response);
+    let code = crate::actions::exit_code(&failure.kind);
+    RpcError::failed(&failure.kind, code, failure.message)
+}

@@ -1,0 +1,372 @@
+//! Getting a worker: one task, with a bound on each step.
+//!
+//! Steps: the departing worker of the session is gone → a place is free → the
+//! provider can be used → the worker is spawned (its journal is on disk before)
+//! → it says `hello` → `attach` → `init` → ready. Whatever fails names itself,
+//! and what was started is ended again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ade_protocol::boot::{HostCommand, WorkerBoot};
+use ade_protocol::event::ErrorCategory;
+use ade_protocol::frame::{
+    Attach, FromWorker, Hello, Init, Lifecycle, Ready, Request, Response, ToWorker, code,
+};
+use ade_protocol::{Generation, PROTOCOL_VERSION, RequestId, Seq, SessionId, WorkerId};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::escort::{Escort, Process};
+use super::figures;
+use crate::link::{Connection, Link, LinkIn};
+use crate::providers::Launch;
+use crate::shared::Shared;
+use crate::spawn::WorkerSpec;
+use crate::state::SessionRow;
+use crate::turn::Failure;
+
+/// Bounds of the steps.
+mod bound {
+    use std::time::Duration;
+
+    /// Spawned until `hello`: a loaded machine starts processes slowly.
+    pub(super) const HELLO: Duration = Duration::from_secs(15);
+    /// `attach` until its response.
+    pub(super) const ATTACH: Duration = Duration::from_secs(5);
+    /// `init` until its response: the contract's 30 s and the way there.
+    pub(super) const INIT: Duration = Duration::from_secs(32);
+    /// A departing worker until it is gone, beyond its own ladder.
+    pub(super) const DEPART_EXTRA: Duration = Duration::from_secs(1);
+}
+
+/// What a start needs.
+pub(super) struct Plan {
+    pub(super) shared: Arc<Shared>,
+    pub(super) row: SessionRow,
+    pub(super) pause: Duration,
+    pub(super) departing: Option<watch::Receiver<bool>>,
+    pub(super) cancel: CancellationToken,
+}
+
+/// A worker that is ready.
+pub(super) struct Started {
+    pub(super) generation: Generation,
+    pub(super) process: Process,
+    pub(super) link: Link,
+    pub(super) reconnects: mpsc::Receiver<Connection>,
+    pub(super) ready: Ready,
+    pub(super) host_pid: Option<i32>,
+    pub(super) lease_held: bool,
+    /// Place among all workers; free again when the tree is dead.
+    pub(super) place: OwnedSemaphorePermit,
+}
+
+/// Runs a plan to its end.
+pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
+    let cancel = plan.cancel.clone();
+    let early = async {
+        wait_departing(&plan).await?;
+        tokio::time::sleep(plan.pause).await;
+        places(&plan.shared).await
+    };
+    let (place, turnstile) = tokio::select! {
+        () = cancel.cancelled() => return Err(cancelled()),
+        places = early => places?,
+    };
+    let launch = launch(&plan).await?;
+    let started = spawn(&plan, &launch).await?;
+    drop(turnstile);
+    let Spawned { generation, process, mut connections } = started;
+    let id = process.worker_id.clone();
+    let greeted = tokio::select! {
+        () = cancel.cancelled() => Err(cancelled()),
+        greeted = greet(&plan, &process, &mut connections, launch.init) => greeted,
+    };
+    match greeted {
+        Ok(greeted) => Ok(Box::new(Started {
+            generation,
+            process,
+            link: greeted.link,
+            reconnects: connections,
+            ready: greeted.ready,
+            host_pid: greeted.host_pid,
+            lease_held: greeted.lease_held,
+            place,
+        })),
+        Err(failure) => {
+            plan.shared.registry.forget(&id);
+            // The link was dropped or never came: the worker is told by signal.
+            let timing = plan.shared.config.worker_timing(&plan.row.provider);
+            Escort::new(&plan.shared, process, timing, place).depart().await;
+            Err(failure)
+        }
+    }
+}
+
+fn cancelled() -> Failure {
+    Failure::new("stopping", ErrorCategory::Unknown, "the start was cancelled")
+}
+
+/// The departing worker must be gone: two generations never overlap.
+async fn wait_departing(plan: &Plan) -> Result<(), Failure> {
+    let Some(mut departing) = plan.departing.clone() else { return Ok(()) };
+    let timing = plan.shared.config.worker_timing(&plan.row.provider);
+    let longest = super::escort::longest(timing) + bound::DEPART_EXTRA;
+    match tokio::time::timeout(longest, departing.wait_for(|gone| *gone)).await {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Failure::new(
+            "start_failed",
+            ErrorCategory::Exited,
+            "the session's previous worker has not ended yet; nothing was started beside it",
+        )),
+    }
+}
+
+/// A place among all workers and one among those that start.
+async fn places(
+    shared: &Shared,
+) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Failure> {
+    let closed = |_| Failure::new("stopping", ErrorCategory::Unknown, "the broker is stopping");
+    let place = Arc::clone(&shared.workers).acquire_owned().await.map_err(closed)?;
+    let turnstile = Arc::clone(&shared.starting).acquire_owned().await.map_err(closed)?;
+    Ok((place, turnstile))
+}
+
+/// How the host is started. Looks at the disk and may ask Node for its version.
+async fn launch(plan: &Plan) -> Result<Launch, Failure> {
+    let providers = Arc::clone(&plan.shared.providers);
+    let row = plan.row.clone();
+    let launched = tokio::task::spawn_blocking(move || providers.launch(&row)).await;
+    match launched {
+        Ok(Ok(launch)) => Ok(launch),
+        Ok(Err(error)) => {
+            let detail = error.hints().join("\n");
+            let failure = Failure::new(
+                "provider_not_usable",
+                ErrorCategory::NotFound,
+                error.to_string(),
+            );
+            Err(if detail.is_empty() { failure } else { failure.with_detail(detail) })
+        }
+        Err(_) => Err(Failure::new(
+            "start_failed",
+            ErrorCategory::Unknown,
+            "looking for the provider failed unexpectedly",
+        )),
+    }
+}
+
+struct Spawned {
+    generation: Generation,
+    process: Process,
+    connections: mpsc::Receiver<Connection>,
+}
+
+async fn spawn(plan: &Plan, launch: &Launch) -> Result<Spawned, Failure> {
+    let shared = &plan.shared;
+    let session = plan.row.session_id.clone();
+    let asked = session.clone();
+    let generation = shared
+        .state
+        .run(move |state| state.next_generation(&asked))
+        .await
+        .map_err(|error| Failure::new("state", ErrorCategory::Unknown, error.to_string()))?;
+    let worker_id = WorkerId::generate();
+    let token = secret();
+    let mark = secret();
+    let connections = shared.registry.expect(&worker_id, &token);
+    let spec = WorkerSpec {
+        boot: boot(plan, &worker_id, token, generation, launch.host.clone()),
+        env: shared.providers.worker_env(&plan.row.provider, &launch.env_names, &mark),
+        mark: mark.clone(),
+    };
+    match shared.spawner.spawn(spec).await {
+        Ok(spawned) => Ok(Spawned {
+            generation,
+            process: Process {
+                worker_id,
+                pid: spawned.pid,
+                identity: spawned.identity,
+                mark,
+                exit: spawned.exit,
+            },
+            connections,
+        }),
+        Err(error) => {
+            shared.registry.forget(&worker_id);
+            let detail = error.hints().join("\n");
+            let failure =
+                Failure::new("start_failed", ErrorCategory::Exited, error.to_string());
+            Err(if detail.is_empty() { failure } else { failure.with_detail(detail) })
+        }
+    }
+}
+
+fn boot(
+    plan: &Plan,
+    worker_id: &WorkerId,
+    token: String,
+    generation: Generation,
+    host: HostCommand,
+) -> WorkerBoot {
+    WorkerBoot {
+        protocol_version: PROTOCOL_VERSION,
+        worker_id: worker_id.clone(),
+        token,
+        session_id: plan.row.session_id.clone(),
+        generation,
+        provider: plan.row.provider.clone(),
+        socket: plan.shared.home.workers_socket().display().to_string(),
+        home: plan.shared.home.root().display().to_string(),
+        host,
+        timing: plan.shared.config.worker_timing(&plan.row.provider),
+    }
+}
+
+/// 244 random bits as text; nobody guesses it.
+fn secret() -> String {
+    format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple())
+}
+
+struct Greeted {
+    link: Link,
+    ready: Ready,
+    host_pid: Option<i32>,
+    lease_held: bool,
+}
+
+/// `hello`, `attach`, `init`, ready.
+async fn greet(
+    plan: &Plan,
+    process: &Process,
+    connections: &mut mpsc::Receiver<Connection>,
+    init: Init,
+) -> Result<Greeted, Failure> {
+    let mut exit = process.exit.clone();
+    let connection = tokio::select! {
+        biased;
+        connection = connections.recv() => connection,
+        _ = exit.wait_for(Option::is_some) => {
+            // It may have said why on its way out; give the words to the user.
+            return Err(figures::exited(&plan.shared.home, process, None));
+        }
+        () = tokio::time::sleep(bound::HELLO) => None,
+    };
+    let Some(connection) = connection else {
+        let message = format!("the worker (pid {}) did not report in time", process.pid);
+        return Err(Failure::new("start_failed", ErrorCategory::TimedOut, message));
+    };
+    let (hello, mut link) = connection.open();
+    check_hello(&hello, &plan.row.session_id)?;
+    let attach = Request::new(Attach { fence: plan.shared.fence, ack: Seq(0) });
+    let attach_id = attach.request_id.clone();
+    let mut progress = Progress::default();
+    let attach = ToWorker::Attach(attach);
+    ask(&mut link, &attach, &attach_id, bound::ATTACH, &mut progress).await?;
+    let init = Request::new(Box::new(init));
+    let init_id = init.request_id.clone();
+    let init = ToWorker::Init(init);
+    let answer = ask(&mut link, &init, &init_id, bound::INIT, &mut progress).await?;
+    let ready = answer
+        .result
+        .as_deref()
+        .and_then(|raw| serde_json::from_str::<Ready>(raw.get()).ok())
+        .ok_or_else(|| protocol("the answer to `init` is not what `ready` promises"))?;
+    Ok(Greeted {
+        link,
+        ready,
+        host_pid: progress.host_pid,
+        lease_held: progress.lease_held,
+    })
+}
+
+fn check_hello(hello: &Hello, session: &SessionId) -> Result<(), Failure> {
+    if hello.session_key == *session {
+        return Ok(());
+    }
+    Err(protocol("the worker serves another session"))
+}
+
+fn protocol(message: &str) -> Failure {
+    Failure::new(code::PROTOCOL_ERROR, ErrorCategory::Protocol, message)
+}
+
+/// What lifecycle frames told on the way.
+#[derive(Default)]
+pub(super) struct Progress {
+    pub(super) host_pid: Option<i32>,
+    pub(super) lease_held: bool,
+}
+
+impl Progress {
+    pub(super) fn note(&mut self, lifecycle: &Lifecycle) {
+        let Some(detail) = &lifecycle.detail else { return };
+        if let Some(pid) = detail.get("hostPid").and_then(serde_json::Value::as_i64) {
+            self.host_pid = i32::try_from(pid).ok();
+        }
+        if let Some(held) = detail.get("leaseHeld").and_then(serde_json::Value::as_bool) {
+            self.lease_held = held;
+        }
+    }
+}
+
+/// Sends one request and waits for its response; other frames are noted.
+async fn ask(
+    link: &mut Link,
+    frame: &ToWorker,
+    id: &RequestId,
+    within: Duration,
+    progress: &mut Progress,
+) -> Result<Response, Failure> {
+    if !link.send(frame) {
+        return Err(protocol("the worker does not read what it is told"));
+    }
+    let until = Instant::now() + within;
+    loop {
+        let Ok(next) = tokio::time::timeout_at(until, link.incoming.recv()).await else {
+            let message = format!("the worker did not answer `{}` in time", frame.kind());
+            return Err(Failure::new(code::TIMED_OUT, ErrorCategory::TimedOut, message));
+        };
+        match next {
+            None | Some(LinkIn::Closed) => {
+                let message = format!("the worker left before it answered `{}`", frame.kind());
+                return Err(Failure::new("start_failed", ErrorCategory::Exited, message));
+            }
+            Some(LinkIn::Broken(why)) => return Err(protocol(&why)),
+            Some(LinkIn::Event(_)) => {}
+            Some(LinkIn::Frame(frame)) => match *frame {
+                FromWorker::Response(response) if response.request_id == *id => {
+                    return if response.ok { Ok(response) } else { Err(refused(&response)) };
+                }
+                FromWorker::Lifecycle(lifecycle) => progress.note(&lifecycle),
+                FromWorker::Log(log) => tracing::info!(level = log.level, "{}", log.message),
+                _ => {}
+            },
+        }
+    }
+}
+
+/// A response that says no, as a failure.
+pub(super) fn refused(response: &Response) -> Failure {
+    let kind = response.error_code.clone().unwrap_or_else(|| "failed".into());
+    let message = response.error.clone().unwrap_or_else(|| "the worker gave no reason".into());
+    let category = match kind.as_str() {
+        code::HELD | code::LEASE_LOST => ErrorCategory::Lease,
+        code::HOST_EXITED | code::HOST_NOT_STARTED => ErrorCategory::Exited,
+        code::PROTOCOL_ERROR | code::FRAME_TOO_LONG => ErrorCategory::Protocol,
+        code::TIMED_OUT => ErrorCategory::TimedOut,
+        code::BUSY => ErrorCategory::Busy,
+        code::MODEL_NOT_FOUND | code::SESSION_NOT_FOUND => ErrorCategory::NotFound,
+        code::NO_MODEL => ErrorCategory::Auth,
+        _ => crate::classify::classify(&message),
+    };
+    let failure = Failure::new(&kind, category, message);
+    match response.detail.as_ref().and_then(|detail| detail.get("stderr")) {
+        Some(serde_json::Value::String(stderr)) if !stderr.is_empty() => {
+            failure.with_detail(stderr.clone())
+        }
+        _ => failure,
+    }
+}

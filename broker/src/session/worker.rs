@@ -1,0 +1,512 @@
+//! The actor's worker: having one, telling it things, sending it away.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use ade_protocol::card::{Answer, Card, CardOutcome, Withdrawal};
+use ade_protocol::frame::{
+    Abort, Ack, Attach, Compact, Empty, Recovery, Request, Send, SetModel, SetThinking, ToWorker,
+    UiResponse, code,
+};
+use ade_protocol::{Generation, RequestId, Seq, TurnId};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::actor::Actor;
+use super::escort::{Escort, Process};
+use super::start::{self, Plan, Started};
+use super::{Ask, Command, Reply};
+use crate::budget::Start;
+use crate::link::{Connection, Link};
+use crate::turn::{Ending, Failure, Input};
+use ade_protocol::event::ErrorCategory;
+use ade_protocol::rpc::RpcError;
+
+/// Bounds of requests to a worker, from the contract's table; the worker's own
+/// bound to its host is shorter by the way back.
+mod bound {
+    use std::time::Duration;
+
+    pub(super) const STEER: Duration = Duration::from_secs(16);
+    pub(super) const SET_MODEL: Duration = Duration::from_secs(31);
+    pub(super) const SET_THINKING: Duration = Duration::from_secs(16);
+}
+
+/// A worker in use.
+pub(super) struct Worker {
+    pub(super) generation: Generation,
+    pub(super) process: Process,
+    pub(super) link: Link,
+    /// False between the loss of the connection and its return.
+    pub(super) linked: bool,
+    pub(super) reconnects: mpsc::Receiver<Connection>,
+    pub(super) host_pid: Option<i32>,
+    pub(super) lease_held: bool,
+    pub(super) can_steer: bool,
+    /// What the worker said of its host's end, for when it ends itself.
+    pub(super) told: Option<Failure>,
+    pub(super) pending: HashMap<RequestId, Pending>,
+    /// Last event that was taken from the link.
+    pub(super) taken: Seq,
+    acked: Seq,
+    place: OwnedSemaphorePermit,
+}
+
+/// What a response is for.
+pub(super) enum Pending {
+    /// The end of this turn.
+    Send(TurnId),
+    /// A message into the running turn.
+    Steer { prompt: String, reply: Reply<ade_protocol::action::Steered> },
+    /// Anything that only succeeds or fails.
+    Plain { ask: Option<Ask>, reply: Option<Reply<()>> },
+}
+
+/// A start under way.
+pub(super) struct Starting {
+    pub(super) epoch: u64,
+    cancel: CancellationToken,
+}
+
+/// A worker on its way out.
+pub(super) struct Departing {
+    pub(super) stage: String,
+    pub(super) gone: watch::Receiver<bool>,
+}
+
+impl Worker {
+    pub(super) fn new(started: Started) -> Self {
+        Self {
+            generation: started.generation,
+            process: started.process,
+            link: started.link,
+            linked: true,
+            reconnects: started.reconnects,
+            host_pid: started.host_pid,
+            lease_held: started.lease_held,
+            can_steer: started.ready.capabilities.steer,
+            told: None,
+            pending: HashMap::new(),
+            taken: Seq(0),
+            acked: Seq(0),
+            place: started.place,
+        }
+    }
+
+    /// Tells the worker what is on disk. It may miss an `ack`: the next one
+    /// says more, and after a reconnect `attach` says it again.
+    pub(super) fn acknowledge(&mut self) {
+        if self.linked && self.taken > self.acked {
+            let ack = ToWorker::Ack(Ack { seq: self.taken });
+            if self.link.send(&ack) {
+                self.acked = self.taken;
+            }
+        }
+    }
+}
+
+impl Actor {
+    /// Gets a worker, unless one is being had already.
+    pub(super) fn acquire(&mut self) {
+        if self.starting.is_some() {
+            return;
+        }
+        self.epoch += 1;
+        let cancel = CancellationToken::new();
+        self.starting = Some(Starting { epoch: self.epoch, cancel: cancel.clone() });
+        let (epoch, tx) = (self.epoch, self.tx.clone());
+        let start = self.budget.start(self.now());
+        let plan = Plan {
+            shared: std::sync::Arc::clone(&self.shared),
+            row: self.row.clone(),
+            pause: match start {
+                Start::After(pause) => pause,
+                Start::Refused { .. } => Duration::ZERO,
+            },
+            departing: self.departing.as_ref().map(|departing| departing.gone.clone()),
+            cancel,
+        };
+        tokio::spawn(async move {
+            let outcome = match start {
+                Start::Refused { deaths, window } => Err(budget_used_up(deaths, window)),
+                Start::After(_) => start::run(plan).await,
+            };
+            report(&tx, Command::Started { epoch, outcome }).await;
+        });
+    }
+
+    /// A start has ended.
+    pub(super) async fn started(&mut self, epoch: u64, outcome: Result<Box<Started>, Failure>) {
+        if self.starting.as_ref().is_none_or(|starting| starting.epoch != epoch) {
+            // It was cancelled, but had succeeded in the same moment.
+            if let Ok(started) = outcome {
+                self.see_off(Worker::new(*started), true);
+            }
+            self.acquire_if_wanted();
+            return;
+        }
+        self.starting = None;
+        match outcome {
+            Ok(started) => {
+                let generation = started.generation;
+                self.adopt(*started).await;
+                self.input(Input::WorkerReady(generation)).await;
+            }
+            Err(failure) => {
+                if failure.category == ErrorCategory::Exited {
+                    let now = self.now();
+                    self.budget.death(now);
+                }
+                self.note_budget(&failure).await;
+                self.input(Input::WorkerFailed(failure)).await;
+            }
+        }
+    }
+
+    /// A turn that waits for a worker while none is being had gets one.
+    fn acquire_if_wanted(&mut self) {
+        use crate::turn::State;
+        if matches!(self.machine.state(), State::Starting | State::Recovering) {
+            self.acquire();
+        }
+    }
+
+    async fn note_budget(&mut self, failure: &Failure) {
+        if failure.kind != BUDGET {
+            return;
+        }
+        self.row.failed_reason = Some(failure.message.clone());
+        let (session, reason) = (self.row.session_id.clone(), failure.message.clone());
+        self.store("note a failure", move |state| state.set_failed(&session, Some(&reason))).await;
+    }
+
+    async fn adopt(&mut self, started: Started) {
+        let ready = started.ready.clone();
+        self.row.generation = started.generation;
+        self.row.session_file = ready.session_file.clone().or(self.row.session_file.take());
+        self.row.provider_session_id =
+            ready.session_id.clone().or(self.row.provider_session_id.take());
+        if let Some(model) = &ready.current_model {
+            self.row.model = Some(model.reference());
+        }
+        self.worker = Some(Worker::new(started));
+        let row = self.row.clone();
+        self.store("note the session file", move |state| {
+            let (file, id) = (row.session_file.as_deref(), row.provider_session_id.as_deref());
+            state.set_session_file(&row.session_id, file, id)
+        })
+        .await;
+        for tool in ready.ungateable_tools {
+            let message =
+                format!("The tool {tool} was withheld: this agent's version cannot gate it.");
+            let level = ade_protocol::event::NoticeLevel::Warn;
+            self.emit(None, &ade_protocol::event::Event::Notice { level, message });
+        }
+    }
+
+    pub(super) async fn write_message(&mut self, turn: &TurnId, prompt: &str, recovery: bool) {
+        let recovery = recovery.then(|| Recovery { force_expire_active_run: true, replay: None });
+        let sends = if recovery.is_some() { 2 } else { 1 };
+        let (session, id, generation) =
+            (self.row.session_id.clone(), turn.clone(), self.row.generation);
+        // On disk before it is sent: a new broker must never send it again.
+        self.store("note a send", move |state| {
+            state.update_turn(&session, &id, generation, sends, "sent")
+        })
+        .await;
+        let body = Send { turn_id: turn.clone(), prompt: prompt.to_owned(), recovery };
+        let request = Request::new(body);
+        let id = request.request_id.clone();
+        if self.tell(&ToWorker::Send(request), id, Pending::Send(turn.clone())) {
+            return;
+        }
+        self.lost("the worker does not read what it is told").await;
+    }
+
+    pub(super) fn write_abort(&mut self, turn: &TurnId) {
+        let request = Request::new(Abort { turn_id: turn.clone() });
+        let id = request.request_id.clone();
+        // The machine has its own deadline for the answer.
+        let _ = self.tell(&ToWorker::Abort(request), id, Pending::Plain { ask: None, reply: None });
+    }
+
+    /// Passes a card's end to the worker: an answer, or a decline with the
+    /// reason. Nothing reaches it twice.
+    pub(super) fn write_answer(
+        &mut self,
+        card: &Card,
+        outcome: &CardOutcome,
+        answer: Option<&Answer>,
+    ) {
+        let settled_below = matches!(
+            outcome,
+            CardOutcome::Withdrawn { why: Withdrawal::Cancelled | Withdrawal::WorkerGone }
+        );
+        let Some(worker) = &self.worker else { return };
+        if settled_below || worker.generation != card.generation {
+            return;
+        }
+        let error = match (outcome, answer) {
+            (_, Some(_)) => None,
+            (CardOutcome::Withdrawn { why }, None) => {
+                Some(crate::cards::why_text(*why).to_owned())
+            }
+            (_, None) => Some("declined".to_owned()),
+        };
+        let (ok, value) = match answer {
+            Some(answer) => (answer.ok, answer.value.clone()),
+            None => (false, None),
+        };
+        let frame = UiResponse { request_id: card.card_id.clone(), ok, value, error };
+        if !worker.link.send(&ToWorker::UiResponse(frame)) {
+            tracing::warn!(session = %self.row.session_id, "an answer did not reach the worker");
+        }
+    }
+
+    /// Writes a request whose response is awaited. False when the worker does
+    /// not take it.
+    #[must_use]
+    fn tell(&mut self, frame: &ToWorker, id: RequestId, pending: Pending) -> bool {
+        let Some(worker) = &mut self.worker else { return false };
+        if !worker.link.send(frame) {
+            return false;
+        }
+        worker.pending.insert(id, pending);
+        true
+    }
+
+    /// Puts a message into the running turn, or queues it.
+    pub(super) fn steer_worker(
+        &mut self,
+        prompt: String,
+        reply: Reply<ade_protocol::action::Steered>,
+    ) {
+        let request = Request::new(ade_protocol::frame::Prompt { prompt: prompt.clone() });
+        let id = request.request_id.clone();
+        let frame = ToWorker::Steer(request);
+        if self.worker.as_ref().is_some_and(|worker| worker.link.send(&frame)) {
+            self.watch_request(id.clone(), bound::STEER);
+            if let Some(worker) = &mut self.worker {
+                worker.pending.insert(id, Pending::Steer { prompt, reply });
+            }
+            return;
+        }
+        let error = RpcError::failed(
+            code::NOT_READY,
+            ade_protocol::exit::FAILED,
+            "the worker does not take messages now",
+        );
+        // Whoever asked may have left.
+        let _ = reply.send(Err(error));
+    }
+
+    /// Passes a request through.
+    pub(super) fn ask_worker(&mut self, ask: Ask, reply: Reply<()>) {
+        let id = RequestId::generate();
+        let (frame, within) = match &ask {
+            Ask::Model(model) => {
+                let body = SetModel { model_ref: model.clone() };
+                let request = Request { request_id: id.clone(), body };
+                (ToWorker::SetModel(request), Some(bound::SET_MODEL))
+            }
+            Ask::Thinking(level) => {
+                let body = SetThinking { thinking_level: level.clone() };
+                let request = Request { request_id: id.clone(), body };
+                (ToWorker::SetThinking(request), Some(bound::SET_THINKING))
+            }
+            Ask::Compact(instructions) => {
+                let body = Compact { custom_instructions: instructions.clone() };
+                (ToWorker::Compact(Request { request_id: id.clone(), body }), None)
+            }
+        };
+        let sent = self.worker.as_ref().is_some_and(|worker| worker.link.send(&frame));
+        if !sent {
+            let error = RpcError::failed(
+                code::NOT_READY,
+                ade_protocol::exit::FAILED,
+                "the chat has no running worker",
+            )
+            .hint("send a message first");
+            let _ = reply.send(Err(error));
+            return;
+        }
+        if let Some(within) = within {
+            self.watch_request(id.clone(), within);
+        }
+        if let Some(worker) = &mut self.worker {
+            worker.pending.insert(id, Pending::Plain { ask: Some(ask), reply: Some(reply) });
+        }
+    }
+
+    fn watch_request(&self, request: RequestId, within: Duration) {
+        let Some(generation) = self.worker.as_ref().map(|worker| worker.generation) else { return };
+        let tx = self.tx.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(within).await;
+            report(&tx, Command::Overdue { generation, request }).await;
+        });
+    }
+
+    /// A timed request that runs out is terminal for its worker.
+    pub(super) async fn overdue(&mut self, generation: Generation, request: &RequestId) {
+        let waits = self.worker.as_ref().is_some_and(|worker| {
+            worker.generation == generation && worker.pending.contains_key(request)
+        });
+        if waits {
+            self.lost("the worker did not answer a request in time").await;
+        }
+    }
+
+    /// The worker cannot be trusted any more.
+    pub(super) async fn lost(&mut self, why: &str) {
+        let Some(generation) = self.worker.as_ref().map(|worker| worker.generation) else { return };
+        tracing::warn!(session = %self.row.session_id, why, "a worker is given up");
+        self.dismiss();
+        let failure = Failure::new(code::PROTOCOL_ERROR, ErrorCategory::Protocol, why);
+        self.input(Input::WorkerExited(generation, failure)).await;
+    }
+
+    /// Sends the worker away, or cancels its start.
+    pub(super) fn dismiss(&mut self) {
+        if let Some(starting) = self.starting.take() {
+            starting.cancel.cancel();
+        }
+        if let Some(worker) = self.worker.take() {
+            self.see_off(worker, true);
+        }
+    }
+
+    /// Sees a worker off in a task of its own. `ask`: it is asked to leave
+    /// first; else it has ended already.
+    pub(super) fn see_off(&mut self, mut worker: Worker, ask: bool) {
+        fail_pending(&mut worker);
+        let (gone_tx, gone) = watch::channel(false);
+        self.departing = Some(Departing { stage: "dispose".into(), gone });
+        let timing = self.shared.config.worker_timing(&self.row.provider);
+        let asked =
+            ask && worker.linked && worker.link.send(&ToWorker::Dispose(Request::new(Empty {})));
+        let Worker { process, link, place, reconnects, .. } = worker;
+        let escort = Escort::new(&self.shared, process, timing, place);
+        let tx = self.tx.clone();
+        tokio::spawn(async move {
+            let survivors = match (ask, asked) {
+                (false, _) => escort.tidy().await,
+                (true, true) => {
+                    // The link is drained, so that the worker is never held up
+                    // by its own events on the way out.
+                    let drain = tokio::spawn(drain(link));
+                    let survivors = escort.farewell().await;
+                    drain.abort();
+                    survivors
+                }
+                (true, false) => escort.depart().await,
+            };
+            drop(reconnects);
+            gone_tx.send_replace(true);
+            report(&tx, Command::Gone { survivors }).await;
+        });
+    }
+
+    /// A departing worker and its tree are gone.
+    pub(super) fn gone(&mut self, survivors: &[i32]) {
+        if self.departing.as_ref().is_some_and(|departing| *departing.gone.borrow()) {
+            self.departing = None;
+        }
+        if !survivors.is_empty() {
+            let message = format!("These processes survived SIGKILL: {survivors:?}.");
+            let level = ade_protocol::event::NoticeLevel::Error;
+            self.emit(None, &ade_protocol::event::Event::Notice { level, message });
+        }
+        self.touch();
+    }
+
+    /// The worker process has ended.
+    pub(super) async fn worker_exited(&mut self) {
+        // What it wrote before it ended is still in the link.
+        self.drain_link().await;
+        let Some(worker) = self.worker.take() else { return };
+        let failure =
+            super::figures::exited(&self.shared.home, &worker.process, worker.told.as_ref());
+        let generation = worker.generation;
+        tracing::warn!(session = %self.row.session_id, reason = failure.message, "a worker ended");
+        let now = self.now();
+        self.budget.death(now);
+        self.see_off(worker, false);
+        self.input(Input::WorkerExited(generation, failure)).await;
+    }
+
+    /// The worker has connected again: it goes on after what the transcript
+    /// holds.
+    pub(super) fn reconnected(&mut self, connection: Connection) {
+        let Some(worker) = &mut self.worker else { return };
+        let (_, link) = connection.open();
+        let attach = Attach { fence: self.shared.fence, ack: worker.taken };
+        if link.send(&ToWorker::Attach(Request::new(attach))) {
+            worker.link = link;
+            worker.linked = true;
+        }
+    }
+}
+
+const BUDGET: &str = "start_budget";
+
+fn budget_used_up(deaths: usize, window: Duration) -> Failure {
+    let seconds = window.as_secs();
+    let message = format!(
+        "the agent ended {deaths} times within {seconds} s and is not started again; \
+         look at the last error, then run `ade chat reset` or send with --retry"
+    );
+    Failure::new(BUDGET, ErrorCategory::Exited, message)
+}
+
+async fn report(tx: &mpsc::WeakSender<Command>, command: Command) {
+    if let Some(tx) = tx.upgrade() {
+        // The actor may have ended; then nobody needs to know.
+        drop(tx.send(command).await);
+    }
+}
+
+async fn drain(mut link: Link) {
+    while link.incoming.recv().await.is_some() {}
+}
+
+/// Whoever waits for a response of this worker will not get one.
+fn fail_pending(worker: &mut Worker) {
+    let error = || {
+        RpcError::failed("worker_gone", ade_protocol::exit::FAILED, "the worker is gone")
+    };
+    for (_, pending) in worker.pending.drain() {
+        match pending {
+            Pending::Send(_) => {}
+            Pending::Steer { reply, .. } => drop(reply.send(Err(error()))),
+            Pending::Plain { reply: Some(reply), .. } => drop(reply.send(Err(error()))),
+            Pending::Plain { reply: None, .. } => {}
+        }
+    }
+}
+
+/// The response to `send` as the machine understands it.
+pub(super) fn ending(response: &ade_protocol::frame::Response) -> Ending {
+    use ade_protocol::frame::{SendResult, SendStatus};
+    if !response.ok {
+        return Ending::Failed(start::refused(response));
+    }
+    let result =
+        response.result.as_deref().and_then(|raw| serde_json::from_str::<SendResult>(raw.get()).ok());
+    match result {
+        Some(SendResult { status: SendStatus::Completed, stop_reason, usage, .. }) => {
+            Ending::Completed { stop_reason, usage }
+        }
+        Some(SendResult { status: SendStatus::Interrupted, .. }) => Ending::Interrupted,
+        Some(SendResult { status: SendStatus::Failed, error, .. }) => {
+            let message = error.unwrap_or_else(|| "the agent gave no reason".into());
+            let category = crate::classify::classify(&message);
+            Ending::Failed(Failure::new("agent_failed", category, message))
+        }
+        None => Ending::Failed(Failure::new(
+            code::PROTOCOL_ERROR,
+            ErrorCategory::Protocol,
+            "the answer to `send` is not what a turn ends with",
+        )),
+    }
+}
