@@ -338,6 +338,17 @@ fn a_wedged_request_is_aborted_at_once() {
 }
 
 #[test]
+fn an_abort_right_behind_its_message_is_not_lost() {
+    let place = Place::new();
+    let (mut host, _) = place.ready_host(&json!({"modelRef": "fake/fake-wedge"}));
+    for turn in ["t1", "t2", "t3"] {
+        let send = host.request(&json!({"type": "send", "turnId": turn, "prompt": "hello"}));
+        host.request(&json!({"type": "abort", "turnId": turn}));
+        assert_eq!(host.response(&send)["result"]["status"], "interrupted");
+    }
+}
+
+#[test]
 fn a_session_goes_on_in_a_new_process_and_only_where_it_belongs() {
     let place = Place::new();
     let (mut host, ready) = place.ready_host(&json!({}));

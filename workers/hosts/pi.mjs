@@ -4,8 +4,8 @@
 //
 // Invariants
 // - At most one turn runs; the response to its `send` is its end.
-// - End of stdin, SIGTERM and SIGHUP end the process: the run is aborted (which kills a running command)
-//   before the session is disposed of, and every step of that has a bound.
+// - End of stdin and signals end the process: the run is aborted (which kills a running command) before
+//   the session is disposed of, and every step of that has a bound.
 //
 // It does not hold leases, watch for silence, or end what a tool left behind: the worker above does.
 //
@@ -205,7 +205,14 @@ async function doSend(request, requestId) {
     const images = loadImages(request.images);
     if (request.recovery?.forceExpireActiveRun === true) await expireEarlierDelivery(request.prompt);
     lifecycle("prompt_started", { requestId });
-    if (!turn.aborted) await session.prompt(request.prompt, { source: "rpc", ...(images.length > 0 ? { images } : {}) });
+    if (!turn.aborted) {
+      // Pi's own abort does nothing while a prompt is being prepared: what came then is done at the start.
+      const preflightResult = () => {
+        if (turn?.aborted) stopRun().catch((error) => report("abort", error));
+      };
+      const extra = images.length > 0 ? { images } : {};
+      await session.prompt(request.prompt, { source: "rpc", preflightResult, ...extra });
+    }
     const result = turnResult();
     lifecycle("prompt_finished", { requestId, detail: { status: result.status } });
     return result;
@@ -463,6 +470,7 @@ async function endSession() {
 
 process.on("SIGTERM", () => stop({ code: 143 }));
 process.on("SIGHUP", () => stop({ code: 129 }));
+process.on("SIGINT", () => stop({ code: 130 }));
 process.on("unhandledRejection", (error) => report("unhandledRejection", error, { detail: { stack: stackOf(error) } }));
 process.on("uncaughtException", (error) => {
   report("uncaughtException", error, { detail: { stack: stackOf(error) } });

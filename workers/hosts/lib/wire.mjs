@@ -4,7 +4,8 @@
 // - Nothing but frames goes to the protocol's descriptor. Importing this module hands file descriptor 1
 //   to stderr, so import it before any foreign code: then neither `console.log` nor a child that inherits
 //   stdout spoils the stream.
-// - No frame is lost and none is dropped: a slow reader makes `out.drained()` wait instead.
+// - No frame of a turn is dropped: a slow reader makes `out.drained()` wait instead. Only notices, errors
+//   and log lines are left out, and counted, while the reader is behind.
 // - A line of any length or content never ends the process.
 
 import fs from "node:fs";
@@ -17,6 +18,7 @@ const LINE_LIMIT = 16 * 1024 * 1024; // bytes of one line, both ways
 const DEPTH_LIMIT = 48; // of a payload; the receiver's own limit is 64 for the whole frame
 const OUT_HIGH = 1024 * 1024; // bytes not yet taken by the reader at which the agent is made to wait
 const OUT_LOW = 256 * 1024; // and at which it goes on
+const SIDE_FRAMES = ["ui_notice", "log", "error"]; // nobody can make their sender wait
 
 /** An error whose code the receiver may act on. */
 export class HostError extends Error {
@@ -99,8 +101,14 @@ export const out = {
   congested: false,
   released: false, // set while a run is being ended: it must not wait for a reader that may be stuck
   resume: [],
+  unsaid: 0, // side frames that were left out for want of a reader
 
   send(type, fields) {
+    // Whoever is behind learns what happened in the session, and how often something was said beside it.
+    if (this.congested && SIDE_FRAMES.includes(type)) {
+      this.unsaid += 1;
+      return;
+    }
     let line;
     try {
       line = encode({ protocolVersion: PROTOCOL, type, ...fields });
@@ -132,6 +140,11 @@ export const out = {
 
   wake() {
     this.congested = false;
+    if (this.unsaid > 0) {
+      const message = `${this.unsaid} notices, errors and log lines were left out: the reader was behind`;
+      this.unsaid = 0;
+      log("warn", message);
+    }
     for (const go of this.resume.splice(0)) go();
   },
 
