@@ -294,6 +294,7 @@ fn an_abort_withdraws_every_open_card() {
 #[test]
 fn failures_of_the_model_end_the_turn_as_failed() {
     let place = Place::new();
+    let settings = std::fs::read(place.path("agent/settings.json")).unwrap();
     let (mut host, _) = place.ready_host(&json!({}));
     for (model, word) in [
         ("fake-401", "401"),
@@ -307,6 +308,9 @@ fn failures_of_the_model_end_the_turn_as_failed() {
         assert_eq!(result["status"], "failed", "{model}");
         assert!(result["error"].as_str().unwrap().contains(word), "{result}");
     }
+    host.ask(&json!({"type": "set_thinking", "thinkingLevel": "high"}));
+    let after = std::fs::read(place.path("agent/settings.json")).unwrap();
+    assert_eq!(settings, after, "the user's settings are not ours to write");
     let refused = host.ask(&json!({"type": "set_model", "modelRef": "fake/none"}));
     assert_eq!(refused["errorCode"], "model_not_found");
     assert!(
