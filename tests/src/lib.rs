@@ -1,4 +1,12 @@
-//! Skeleton.
+//! What the end-to-end tests of ade share: a private ade for each test, a
+//! client of its own, the fake model server, the pinned real agents, and waiting
+//! with a name.
+//!
+//! Tests talk to the executables, not to the insides. Nothing here sleeps and
+//! hopes: everything waits for a condition and says which.
 
+pub mod ade;
 pub mod agents;
 pub mod fake_model;
+pub mod rpc;
+pub mod wait;
