@@ -1,1 +1,356 @@
-//! Append-only transcripts of canonical events.
+//! Append-only transcripts of canonical events, one JSONL file a session.
+//!
+//! A transcript numbers its events from 1 without gaps. Events are staged, and
+//! one write puts everything that was staged on its way to the disk; only what
+//! was committed counts, and whoever publishes an event does so after the
+//! commit. No flush: the kernel has the bytes, so the death of the broker loses
+//! nothing.
+//!
+//! Invariants:
+//! - a committed line is never changed or removed;
+//! - a torn last line, left by a power cut, is set apart by a line end before
+//!   the next write: it costs itself only;
+//! - a write that fails half-way (full disk) is taken back, and its numbers are
+//!   given out again;
+//! - memory grows neither with the file nor with its number of lines.
+//!
+//! What this module does not do: know what an event means, or wait. Reading
+//! blocks, so it belongs on a blocking thread.
+
+mod read;
+mod scan;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use ade_protocol::event::Origin;
+use ade_protocol::limits::MAX_LINE;
+use ade_protocol::{Generation, Seq, SessionId, TurnId, exit};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+pub use read::{Page, read_after};
+
+use crate::files;
+
+/// Longest line that is read: the longest event and its envelope. A longer one
+/// counts as damaged and is skipped with bounded memory.
+const MAX_ENVELOPE: usize = MAX_LINE + 64 * 1024;
+
+/// Staged bytes that are kept allocated between two commits.
+const KEEP_STAGED: usize = 64 * 1024;
+
+/// Why a transcript could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum TranscriptError {
+    /// It cannot be opened or read.
+    #[error("could not read the transcript {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It cannot be written; nothing of what was staged counts.
+    #[error("could not write the transcript {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl TranscriptError {
+    /// The exit code that this error means to a script.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        exit::FAILED
+    }
+
+    /// What can be done about it.
+    #[must_use]
+    pub fn hints(&self) -> Vec<String> {
+        let hint = match self {
+            Self::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                "make room on the disk that ADE_HOME is on"
+            }
+            Self::Read { .. } | Self::Write { .. } => "check that the file is yours and writable",
+        };
+        vec![hint.into()]
+    }
+}
+
+/// The place of a line in its transcript, read without looking at the event.
+#[derive(Deserialize)]
+struct Place<'a> {
+    sequence: Seq,
+    #[serde(borrow)]
+    timestamp: std::borrow::Cow<'a, str>,
+    #[serde(default)]
+    origin: Option<Origin>,
+}
+
+impl<'a> Place<'a> {
+    /// `None`: the line is damaged. The whole line is checked, since what is
+    /// handed on must be JSON.
+    fn read(line: &'a [u8]) -> Option<Self> {
+        serde_json::from_str(std::str::from_utf8(line).ok()?).ok()
+    }
+}
+
+/// Where a transcript ends.
+#[derive(Clone, Debug, Default)]
+struct Head {
+    sequence: Seq,
+    timestamp: Option<String>,
+    /// Newest event that a worker sent. Generations only grow, so those of
+    /// older generations are complete.
+    origin: Option<Origin>,
+}
+
+/// One session's transcript, open for appending. There is one writer: the
+/// session's actor.
+#[derive(Debug)]
+pub struct Transcript {
+    path: PathBuf,
+    /// `{"sessionId":"…","sequence":`, the same for every line.
+    prefix: String,
+    /// Opened by the first commit, so that a session at rest costs no descriptor.
+    file: Option<File>,
+    length: u64,
+    /// The last line has no end of its own.
+    torn: bool,
+    damaged: u64,
+    head: Head,
+    staged_head: Head,
+    staged: Vec<u8>,
+}
+
+impl Transcript {
+    /// Reads where the transcript at `path` ends; it need not exist. Reads from
+    /// the end until the newest event of a worker was seen, and changes nothing.
+    ///
+    /// # Errors
+    /// [`TranscriptError::Read`].
+    pub fn open(path: &Path, session: SessionId) -> Result<Self, TranscriptError> {
+        let read = |source| TranscriptError::Read {
+            path: path.to_owned(),
+            source,
+        };
+        let end = scan::end(path).map_err(read)?;
+        let id = serde_json::to_string(&session).map_err(|error| read(error.into()))?;
+        Ok(Self {
+            path: path.to_owned(),
+            prefix: format!("{{\"sessionId\":{id},\"sequence\":"),
+            file: None,
+            length: end.length,
+            torn: end.torn,
+            damaged: end.damaged,
+            staged_head: end.head.clone(),
+            head: end.head,
+            staged: Vec::new(),
+        })
+    }
+
+    /// The last event; 0: none yet.
+    #[must_use]
+    pub fn last_sequence(&self) -> Seq {
+        self.head.sequence
+    }
+
+    /// When the last event was written.
+    #[must_use]
+    pub fn last_event_at(&self) -> Option<&str> {
+        self.head.timestamp.as_deref()
+    }
+
+    /// The newest generation that an event came from; 0: none did.
+    #[must_use]
+    pub fn last_generation(&self) -> Generation {
+        self.head
+            .origin
+            .map_or(Generation(0), |origin| origin.generation)
+    }
+
+    /// The last event of `generation`, by the worker's own numbers, when it is
+    /// the newest one; 0: none came from it. This is what a worker that comes
+    /// back may be told as acknowledged.
+    #[must_use]
+    pub fn last_origin(&self, generation: Generation) -> Seq {
+        match self.head.origin {
+            Some(origin) if origin.generation == generation => origin.seq,
+            _ => Seq(0),
+        }
+    }
+
+    /// Damaged lines that were met while the end was looked for.
+    #[must_use]
+    pub fn damaged(&self) -> u64 {
+        self.damaged
+    }
+
+    /// Numbers an event and builds its line, without a line end. Nothing is
+    /// written yet. `timestamp` needs no escaping.
+    pub fn stage(
+        &mut self,
+        timestamp: &str,
+        turn: Option<&TurnId>,
+        origin: Option<Origin>,
+        event: &RawValue,
+    ) -> (Seq, Bytes) {
+        let sequence = self.staged_head.sequence.next();
+        let start = self.staged.len();
+        write_line(
+            &mut self.staged,
+            &self.prefix,
+            sequence,
+            timestamp,
+            turn,
+            origin,
+            event,
+        );
+        let line = Bytes::copy_from_slice(&self.staged[start..]);
+        self.staged.push(b'\n');
+        self.staged_head.sequence = sequence;
+        match &mut self.staged_head.timestamp {
+            Some(kept) => timestamp.clone_into(kept),
+            none => *none = Some(timestamp.to_owned()),
+        }
+        self.staged_head.origin = origin.or(self.staged_head.origin);
+        (sequence, line)
+    }
+
+    /// The line of an event that is shown and forgotten. It carries the number
+    /// of the last event before it.
+    #[must_use]
+    pub fn transient(
+        &self,
+        timestamp: &str,
+        turn: Option<&TurnId>,
+        event: &RawValue,
+    ) -> (Seq, Bytes) {
+        let sequence = self.staged_head.sequence;
+        let mut line = Vec::with_capacity(self.prefix.len() + event.get().len() + 128);
+        write_line(
+            &mut line,
+            &self.prefix,
+            sequence,
+            timestamp,
+            turn,
+            None,
+            event,
+        );
+        (sequence, line.into())
+    }
+
+    /// Writes everything that was staged, in one write.
+    ///
+    /// # Errors
+    /// [`TranscriptError::Write`]: nothing of what was staged counts, and its
+    /// numbers will be given out again.
+    pub fn commit(&mut self) -> Result<(), TranscriptError> {
+        if self.staged.is_empty() {
+            return Ok(());
+        }
+        let written = self.write();
+        if self.staged.capacity() > KEEP_STAGED {
+            self.staged = Vec::new();
+        }
+        self.staged.clear();
+        match written {
+            Ok(()) => {
+                self.head.clone_from(&self.staged_head);
+                Ok(())
+            }
+            Err(source) => {
+                self.staged_head.clone_from(&self.head);
+                Err(TranscriptError::Write {
+                    path: self.path.clone(),
+                    source,
+                })
+            }
+        }
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        if self.torn {
+            // The torn line and what follows it must not become one line.
+            self.staged.insert(0, b'\n');
+        }
+        let file = match &mut self.file {
+            Some(file) => file,
+            closed => {
+                let mut options = OpenOptions::new();
+                options.append(true).create(true);
+                let file = files::open_private(&self.path, &mut options)?;
+                self.length = file.metadata()?.len();
+                closed.insert(file)
+            }
+        };
+        match file.write_all(&self.staged) {
+            Ok(()) => {
+                self.length += self.staged.len() as u64;
+                self.torn = false;
+                Ok(())
+            }
+            Err(error) => {
+                // Our own half line goes. If it cannot, it is a torn line.
+                self.torn = file.set_len(self.length).is_err() || self.torn;
+                self.file = None;
+                Err(error)
+            }
+        }
+    }
+
+    /// Closes the file until the next commit. For sessions at rest.
+    pub fn rest(&mut self) {
+        self.file = None;
+        self.staged = Vec::new();
+        self.staged_head.clone_from(&self.head);
+    }
+}
+
+/// Writes what serialising an [`ade_protocol::event::Envelope`] would, without
+/// owning its parts.
+fn write_line(
+    into: &mut Vec<u8>,
+    prefix: &str,
+    sequence: Seq,
+    timestamp: &str,
+    turn: Option<&TurnId>,
+    origin: Option<Origin>,
+    event: &RawValue,
+) {
+    const NEVER: &str = "writing to memory does not fail";
+    into.extend_from_slice(prefix.as_bytes());
+    write!(into, "{sequence},\"timestamp\":\"{timestamp}\"").expect(NEVER);
+    if let Some(turn) = turn {
+        into.extend_from_slice(b",\"turnId\":");
+        serde_json::to_writer(&mut *into, turn.as_str()).expect(NEVER);
+    }
+    if let Some(Origin { generation, seq }) = origin {
+        write!(
+            into,
+            ",\"origin\":{{\"generation\":{generation},\"seq\":{seq}}}"
+        )
+        .expect(NEVER);
+    }
+    into.extend_from_slice(b",\"event\":");
+    let start = into.len();
+    into.extend_from_slice(event.get().as_bytes());
+    // In JSON a raw line end can only stand between tokens.
+    for byte in &mut into[start..] {
+        if *byte == b'\n' {
+            *byte = b' ';
+        }
+    }
+    into.push(b'}');
+}

@@ -1,0 +1,141 @@
+//! Finding the end of a transcript, from the end.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::{Head, MAX_ENVELOPE, Place};
+
+/// First read; later ones grow with the line that is being looked for.
+const BLOCK: usize = 64 * 1024;
+
+/// What the end of a transcript tells.
+#[derive(Default)]
+pub(super) struct End {
+    pub(super) length: u64,
+    pub(super) head: Head,
+    /// The last line has no end of its own.
+    pub(super) torn: bool,
+    pub(super) damaged: u64,
+}
+
+/// Reads from the end until the last event and the newest event of a worker
+/// were seen.
+pub(super) fn end(path: &Path) -> io::Result<End> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(End::default()),
+        Err(error) => return Err(error),
+    };
+    let mut end = End {
+        length: file.metadata()?.len(),
+        ..End::default()
+    };
+    if end.length > 0 {
+        let mut last = [0];
+        file.read_exact_at(&mut last, end.length - 1)?;
+        end.torn = last[0] != b'\n';
+    }
+    let mut lines = Backward::new(&file, end.length);
+    while let Some(line) = lines.next()? {
+        let place = match line {
+            Some([]) => continue,
+            Some(line) => Place::read(line),
+            None => None,
+        };
+        let Some(place) = place else {
+            end.damaged += 1;
+            continue;
+        };
+        if end.head.timestamp.is_none() {
+            end.head.sequence = place.sequence;
+            end.head.timestamp = Some(place.timestamp.into_owned());
+        }
+        if place.origin.is_some() {
+            end.head.origin = place.origin;
+            break;
+        }
+    }
+    Ok(end)
+}
+
+/// The lines of a file, last one first.
+struct Backward<'a> {
+    file: &'a File,
+    /// Bytes of the file before the buffer.
+    before: u64,
+    buffer: Vec<u8>,
+    /// Bytes of the buffer that belong to lines not yet given out.
+    left: usize,
+    /// Bytes at the end of those that hold no line end.
+    searched: usize,
+    /// The line that is being looked for is over the limit; its bytes were dropped.
+    too_long: bool,
+    done: bool,
+}
+
+impl<'a> Backward<'a> {
+    fn new(file: &'a File, length: u64) -> Self {
+        Self {
+            file,
+            before: length,
+            buffer: Vec::new(),
+            left: 0,
+            searched: 0,
+            too_long: false,
+            done: length == 0,
+        }
+    }
+
+    /// The line before the last one given out, without its end; `Some(None)` for
+    /// one over the limit; `None` at the beginning of the file.
+    fn next(&mut self) -> io::Result<Option<Option<&[u8]>>> {
+        if self.done {
+            return Ok(None);
+        }
+        loop {
+            let unsearched = self.left - self.searched;
+            let found = self.buffer[..unsearched]
+                .iter()
+                .rposition(|byte| *byte == b'\n');
+            if let Some(found) = found {
+                let line = found + 1..self.left;
+                self.left = found;
+                self.searched = 0;
+                return Ok(Some(self.give(line)));
+            }
+            if self.before == 0 {
+                self.done = true;
+                let line = 0..self.left;
+                return Ok(Some(self.give(line)));
+            }
+            self.searched = self.left;
+            if self.left > MAX_ENVELOPE {
+                self.too_long = true;
+                self.left = 0;
+                self.searched = 0;
+            }
+            self.read_before()?;
+        }
+    }
+
+    fn give(&mut self, line: std::ops::Range<usize>) -> Option<&[u8]> {
+        let too_long = std::mem::take(&mut self.too_long) || line.len() > MAX_ENVELOPE;
+        (!too_long).then_some(&self.buffer[line])
+    }
+
+    /// Puts the bytes before the buffer in front of it: at least as many as it
+    /// holds, so that a long line is not moved again and again.
+    fn read_before(&mut self) -> io::Result<()> {
+        let wanted = self.left.max(BLOCK) as u64;
+        let count = usize::try_from(wanted.min(self.before)).unwrap_or(BLOCK);
+        let mut buffer = vec![0; count + self.left];
+        self.before -= count as u64;
+        self.file.read_exact_at(&mut buffer[..count], self.before)?;
+        buffer[count..].copy_from_slice(&self.buffer[..self.left]);
+        self.left += count;
+        self.buffer = buffer;
+        Ok(())
+    }
+}
