@@ -1,0 +1,372 @@
+//! `ade doctor`: what is where, and what needs a hand. Works without a broker
+//! and changes nothing.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+
+use ade_broker::config::Config;
+use ade_broker::home::Home;
+use ade_broker::lock;
+use ade_protocol::action::{BrokerStatus, ConfigValue, Nothing, ProviderList, name};
+use ade_protocol::exit;
+use serde::Serialize;
+
+use crate::client::{Client, ConnectError, QUICK, WORKER};
+use crate::context::Context;
+use crate::error::CommandError;
+use crate::output::{Style, full_message};
+use crate::seam;
+use crate::table::Table;
+
+/// How one finding stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Grade {
+    /// As it should be.
+    Ok,
+    /// Good to know.
+    Note,
+    /// Somebody has to do something.
+    NeedsAHand,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Finding {
+    area: &'static str,
+    grade: Grade,
+    text: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    findings: Vec<Finding>,
+    config: Vec<ConfigValue>,
+}
+
+impl Report {
+    fn ok(&mut self, area: &'static str, text: impl Into<String>) {
+        self.add(area, Grade::Ok, text.into(), None);
+    }
+
+    fn note(&mut self, area: &'static str, text: impl Into<String>) {
+        self.add(area, Grade::Note, text.into(), None);
+    }
+
+    fn hand(&mut self, area: &'static str, text: impl Into<String>, remedy: impl Into<String>) {
+        self.add(area, Grade::NeedsAHand, text.into(), Some(remedy.into()));
+    }
+
+    fn error(&mut self, area: &'static str, error: &CommandError) {
+        self.hand(area, full_message(error), error.hints().join("; "));
+    }
+
+    fn add(&mut self, area: &'static str, grade: Grade, text: String, remedy: Option<String>) {
+        self.findings.push(Finding {
+            area,
+            grade,
+            text,
+            remedy,
+        });
+    }
+
+    fn needs_a_hand(&self) -> bool {
+        self.findings
+            .iter()
+            .any(|finding| finding.grade == Grade::NeedsAHand)
+    }
+}
+
+/// Looks at everything and prints it.
+pub(super) async fn run(context: &Context) -> Result<(), CommandError> {
+    let mut report = Report::default();
+    executable(&mut report);
+    match context.home() {
+        Ok(home) => look(&home, &mut report).await,
+        Err(error) => report.error("home", &error),
+    }
+    print(context, &report)?;
+    if report.needs_a_hand() {
+        return Err(CommandError::silent(exit::FAILED));
+    }
+    Ok(())
+}
+
+async fn look(home: &Home, report: &mut Report) {
+    folder(home, report);
+    configuration(home, report);
+    let running = broker(home, report).await;
+    if running.is_none() {
+        leftovers(home, report);
+    }
+    providers(home, running, report).await;
+}
+
+fn executable(report: &mut Report) {
+    let path =
+        std::env::current_exe().map_or_else(|e| e.to_string(), |path| path.display().to_string());
+    report.ok("ade", format!("{} at {path}", env!("CARGO_PKG_VERSION")));
+}
+
+fn folder(home: &Home, report: &mut Report) {
+    let root = home.root();
+    let shown = root.display();
+    let found = match fs::metadata(root) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return report.note(
+                "home",
+                format!("{shown} is not there yet; the first broker makes it"),
+            );
+        }
+        Err(error) => {
+            let remedy = "make it readable for you, or choose another with --home";
+            return report.hand(
+                "home",
+                format!("{shown} cannot be looked at: {error}"),
+                remedy,
+            );
+        }
+        Ok(found) => found,
+    };
+    let user = nix::unistd::geteuid().as_raw();
+    let mode = found.permissions().mode() & 0o7777;
+    if !found.is_dir() {
+        report.hand("home", format!("{shown} is not a folder"), "move it away");
+    } else if found.uid() != user {
+        let text = format!(
+            "{shown} belongs to user {}, and this is user {user}",
+            found.uid()
+        );
+        report.hand(
+            "home",
+            text,
+            "run ade as that user, or choose another folder with --home",
+        );
+    } else if mode != 0o700 {
+        let text = format!("{shown} has mode {mode:04o} instead of 0700");
+        report.hand("home", text, format!("chmod 700 {shown}"));
+    } else {
+        report.ok("home", format!("{shown} (0700, ours)"));
+    }
+}
+
+fn configuration(home: &Home, report: &mut Report) {
+    match Config::load(home, |name| std::env::var_os(name)) {
+        Ok(config) => {
+            let file = home.config_file();
+            let state = if file.exists() {
+                "read"
+            } else {
+                "not there, defaults are used"
+            };
+            report.ok("config", format!("{} ({state})", file.display()));
+            report.config = config.values();
+        }
+        Err(error) => {
+            report.hand(
+                "config",
+                crate::seam::chain(&error),
+                error.hints().join("; "),
+            );
+        }
+    }
+}
+
+/// Looks at the lock and the socket; gives the connection when a broker runs.
+async fn broker(home: &Home, report: &mut Report) -> Option<Client> {
+    let socket = home.control_socket();
+    let shown = socket.display();
+    let holder = lock::holder(home);
+    let connected = Client::connect(&socket).await;
+    match (connected, holder) {
+        (Ok(mut client), _) => {
+            running(&mut client, report).await;
+            return Some(client);
+        }
+        (Err(error), Ok(Some(holder))) => {
+            let text = format!(
+                "process {} holds the lock since {} and {}",
+                holder.pid,
+                holder.started_at,
+                if matches!(error, ConnectError::Version { .. }) {
+                    error.to_string()
+                } else {
+                    "does not answer".to_owned()
+                }
+            );
+            report.hand(
+                "broker",
+                text,
+                "wait a moment; else `ade serve --replace`, or end that process",
+            );
+        }
+        (Err(error), Ok(None)) if error.nobody_there() => {
+            report.note("broker", "none runs; commands start one when they need it");
+            let is_socket =
+                fs::symlink_metadata(&socket).map(|found| found.file_type().is_socket());
+            match is_socket {
+                Ok(true) => report.note(
+                    "socket",
+                    format!("{shown} is a leftover; the next broker replaces it"),
+                ),
+                Ok(false) => report.hand(
+                    "socket",
+                    format!("{shown} is no socket"),
+                    format!("move {shown} away"),
+                ),
+                Err(_) => report.ok("socket", format!("{shown} (nobody listens)")),
+            }
+        }
+        (Err(error), Ok(None)) => report.error("socket", &error.into()),
+        (Err(_), Err(error)) => {
+            let lock = home.broker_lock();
+            let text = format!("{} cannot be looked at: {error}", lock.display());
+            report.hand("broker", text, "make it readable for you");
+        }
+    }
+    None
+}
+
+async fn running(client: &mut Client, report: &mut Report) {
+    let status = client
+        .call::<_, BrokerStatus>(name::BROKER_STATUS, &Nothing {}, QUICK)
+        .await;
+    let status = match status {
+        Ok(status) => status,
+        Err(error) => return report.error("broker", &error),
+    };
+    let runtime = &status.runtime;
+    let text = format!(
+        "process {} since {}: version {}, {} chats, {} workers, {} turns, {} open questions",
+        runtime.pid,
+        status.started_at,
+        runtime.version,
+        status.sessions,
+        status.workers,
+        status.turns,
+        status.open_cards,
+    );
+    report.ok("broker", text);
+    report.ok("socket", status.socket.clone());
+    if runtime.version != env!("CARGO_PKG_VERSION") {
+        let text = format!(
+            "it is version {} and this is {}",
+            runtime.version,
+            env!("CARGO_PKG_VERSION")
+        );
+        report.hand("broker", text, "ade serve --replace");
+    }
+    let (open, limit) = status.fds;
+    if open.saturating_mul(10) > limit.saturating_mul(8) {
+        let text = format!("{open} of {limit} file descriptors are in use");
+        report.hand(
+            "limits",
+            text,
+            "raise the limit (`ulimit -n`) and start the broker again",
+        );
+    } else {
+        report.ok("limits", format!("{open} of {limit} file descriptors"));
+    }
+    report.config = status.config;
+}
+
+/// What a broker that is gone left behind.
+fn leftovers(home: &Home, report: &mut Report) {
+    let strays = seam::strays(home);
+    for damaged in &strays.damaged {
+        let text = format!("{} cannot be read", damaged.display());
+        report.hand(
+            "journal",
+            text,
+            "the next broker puts it aside; look into it if a process is left",
+        );
+    }
+    if strays.alive.is_empty() {
+        return report.ok("strays", "no process of an earlier broker is left");
+    }
+    let pids: Vec<String> = strays.alive.iter().map(ToString::to_string).collect();
+    let text = format!(
+        "processes of an earlier broker are alive: {}",
+        pids.join(", ")
+    );
+    report.hand(
+        "strays",
+        text,
+        "`ade ps` starts a broker, which takes care of them",
+    );
+}
+
+async fn providers(home: &Home, running: Option<Client>, report: &mut Report) {
+    let list = match running {
+        Some(mut client) => {
+            let list = client
+                .call::<_, ProviderList>(name::PROVIDERS_LIST, &Nothing {}, WORKER)
+                .await;
+            match list {
+                Ok(list) => list.providers,
+                Err(error) => return report.error("providers", &error),
+            }
+        }
+        None => seam::providers(home).await,
+    };
+    for info in list {
+        let version = info.version.unwrap_or_default();
+        let path = info
+            .path
+            .map(|path| format!(" at {path}"))
+            .unwrap_or_default();
+        match info.blocker {
+            None if info.usable => {
+                report.ok("provider", format!("{} {version}{path}", info.provider));
+            }
+            blocker => {
+                let why = blocker.unwrap_or_else(|| "cannot be used".into());
+                report.note("provider", format!("{}: {why}", info.provider));
+            }
+        }
+    }
+}
+
+fn print(context: &Context, report: &Report) -> Result<(), CommandError> {
+    let out = &context.out;
+    if out.json() {
+        return out.document(&serde_json::json!({
+            "ok": !report.needs_a_hand(),
+            "findings": report.findings,
+            "config": report.config,
+        }));
+    }
+    for finding in &report.findings {
+        let (style, mark) = match finding.grade {
+            Grade::Ok => (Style::Good, "ok  "),
+            Grade::Note => (Style::Dim, "note"),
+            Grade::NeedsAHand => (Style::Bad, "HAND"),
+        };
+        out.line(&format!(
+            "{}  {:<9} {}",
+            out.paint(style, mark),
+            finding.area,
+            finding.text
+        ))?;
+        if let Some(remedy) = &finding.remedy {
+            out.line(&format!(
+                "      {} {remedy}",
+                out.paint(Style::Accent, "remedy:")
+            ))?;
+        }
+    }
+    if !report.config.is_empty() {
+        out.line("")?;
+        let mut table = Table::new(&["SETTING", "VALUE", "FROM"]);
+        for value in &report.config {
+            table.row(&[
+                value.name.clone(),
+                value.value.clone(),
+                value.origin.clone(),
+            ]);
+        }
+        super::lists::print_table(context, &table)?;
+    }
+    Ok(())
+}

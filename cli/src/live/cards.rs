@@ -1,0 +1,173 @@
+//! The cards of a session that is followed live: asked one after the other, or
+//! answered without a person.
+
+use ade_protocol::action::{CardAnswer, CardAnswered, CardNotification, name};
+use ade_protocol::card::{Answer, Card, CardKind};
+
+use super::{Answers, Live, REMEMBERED};
+use crate::ask;
+use crate::client::{QUICK, card_is_settled};
+use crate::error::CommandError;
+use crate::output::Style;
+
+impl Live<'_> {
+    pub(super) async fn card(&mut self, told: CardNotification) -> Result<(), CommandError> {
+        if told.card.session_id != self.options.session {
+            return Ok(());
+        }
+        let Some(resolution) = told.resolution else {
+            return self.card_opened(told.card).await;
+        };
+        let first = self
+            .cards
+            .front()
+            .is_some_and(|card| same(card, &told.card));
+        if first && self.asked {
+            self.leave_question();
+            self.context
+                .out
+                .note(Style::Dim, &crate::view::resolved(&resolution));
+            self.remember(&told.card);
+        }
+        self.cards.retain(|card| !same(card, &told.card));
+        Ok(())
+    }
+
+    pub(super) async fn card_opened(&mut self, card: Card) -> Result<(), CommandError> {
+        let ours = card.session_id == self.options.session;
+        if !ours || self.cards.iter().any(|known| same(known, &card)) || self.is_settled(&card) {
+            return Ok(());
+        }
+        match self.options.answers {
+            Answers::Person => self.cards.push_back(card),
+            Answers::Allow | Answers::Decline => self.answer_unattended(card).await?,
+            Answers::Elsewhere => {}
+        }
+        Ok(())
+    }
+
+    async fn answer_unattended(&mut self, card: Card) -> Result<(), CommandError> {
+        let answer = ask::unattended(&card, self.options.answers == Answers::Allow);
+        let subject = card.payload.title.as_ref().unwrap_or(&card.payload.message);
+        let subject = crate::table::clipped(subject, 80);
+        let text = match (answer.ok, self.options.answers) {
+            (true, _) => format!("allowed because of --yes: {subject}"),
+            (false, Answers::Allow) => {
+                format!("declined, because --yes answers only permissions: {subject}")
+            }
+            (false, _) => {
+                format!("denied, because nobody can be asked here (--yes allows): {subject}")
+            }
+        };
+        self.context.out.must_note(Style::Warn, &text);
+        self.send_answer(card, answer).await
+    }
+
+    /// Shows the first card's question if it is not shown.
+    pub(super) fn put_question(&mut self) {
+        if self.asked {
+            return;
+        }
+        let Some(card) = self.cards.front() else {
+            return;
+        };
+        let out = &self.context.out;
+        for (style, line) in ask::question(&card.payload) {
+            out.must_note(style, &line);
+        }
+        self.input.forget_typed_ahead();
+        if card.payload.kind == CardKind::Secret {
+            self.echo = self.input.without_echo();
+        }
+        out.prompt(Style::Accent, &ask::prompt(&card.payload));
+        self.asked = true;
+    }
+
+    /// The question's line is left without an answer; it is put again if its
+    /// card is still open.
+    pub(super) fn leave_question(&mut self) {
+        if self.asked {
+            self.asked = false;
+            self.echo = None;
+            self.context.out.end_prompt();
+        }
+    }
+
+    pub(super) async fn typed_answer(&mut self, line: Option<String>) -> Result<(), CommandError> {
+        let Some(card) = self.cards.front() else {
+            self.asked = false;
+            return Ok(());
+        };
+        if self.echo.take().is_some() || line.is_none() {
+            self.context.out.end_prompt();
+        }
+        self.asked = false;
+        let answer = match &line {
+            None => Answer::deny(),
+            Some(line) => match ask::interpret(&card.payload, line) {
+                Ok(answer) => answer,
+                Err(help) => {
+                    self.context
+                        .out
+                        .must_note(Style::Warn, &format!("  {help}"));
+                    return Ok(());
+                }
+            },
+        };
+        if line.is_none() {
+            // Nobody types any more: what comes later is declined at once.
+            self.options.answers = Answers::Decline;
+        }
+        let card = self
+            .cards
+            .pop_front()
+            .expect("it was the first a moment ago");
+        self.send_answer(card, answer).await
+    }
+
+    async fn send_answer(&mut self, card: Card, answer: Answer) -> Result<(), CommandError> {
+        self.remember(&card);
+        let arguments = CardAnswer {
+            card_id: card.card_id,
+            session_id: Some(card.session_id),
+            answer,
+        };
+        let answered = self
+            .calls
+            .call::<_, CardAnswered>(name::CARDS_ANSWER, &arguments, QUICK);
+        match answered.await {
+            Ok(_) => Ok(()),
+            Err(error) if card_is_settled(&error) => {
+                self.context
+                    .out
+                    .note(Style::Dim, &format!("not needed any more: {error}"));
+                Ok(())
+            }
+            // A card that cannot be answered is denied by the broker; the turn tells.
+            Err(error) => {
+                self.context
+                    .out
+                    .must_note(Style::Bad, &format!("the answer did not count: {error}"));
+                Ok(())
+            }
+        }
+    }
+
+    fn remember(&mut self, card: &Card) {
+        if self.settled.len() == REMEMBERED {
+            self.settled.pop_front();
+        }
+        self.settled
+            .push_back((card.generation, card.card_id.clone()));
+    }
+
+    fn is_settled(&self, card: &Card) -> bool {
+        self.settled
+            .iter()
+            .any(|(generation, id)| *generation == card.generation && *id == card.card_id)
+    }
+}
+
+fn same(a: &Card, b: &Card) -> bool {
+    a.generation == b.generation && a.card_id == b.card_id
+}
