@@ -9,5 +9,6 @@ pub mod lease;
 pub mod owner;
 pub mod process;
 pub mod record;
+pub mod session_file;
 pub mod store;
 pub mod verdict;

@@ -3,7 +3,9 @@
 use super::error::ReleaseError;
 use super::guard::Guard;
 use super::place::{Inode, Place};
+use super::platform;
 use super::publish::{Staged, lock};
+use super::queue::Batons;
 use super::registry::Ticket;
 use super::seam::{Seam, Step};
 use super::seen::{Seen, see};
@@ -29,6 +31,8 @@ pub struct Lease {
     place: Place,
     record: Record,
     lock: Mutex<Lock>,
+    /// Those who wait behind us, in order; let go after the file is gone.
+    batons: Batons,
     seam: Seam,
     over: bool,
     /// Goes last: only when the file is gone another thread may try.
@@ -66,6 +70,7 @@ impl Lease {
         place: Place,
         record: Record,
         staged: Staged,
+        batons: Batons,
         seam: Seam,
         ticket: Ticket,
     ) -> Self {
@@ -77,6 +82,7 @@ impl Lease {
             place,
             record,
             lock,
+            batons,
             seam,
             over: false,
             _ticket: ticket,
@@ -121,6 +127,7 @@ impl Lease {
                 Some(record) if record.token == self.record.token => {
                     if let Ok(file) = self.open_for_lock() {
                         lock(&file)?;
+                        platform::head_queue(&file);
                         *ours = Lock {
                             file,
                             inode: seen.inode,
@@ -155,6 +162,9 @@ impl Lease {
         if std::mem::replace(&mut self.over, true) {
             return Ok(Released::Freed);
         }
+        let path = self.place.lease_path();
+        let ours = self.lock.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.batons.remember_waiters(&ours.file, &path);
         let guard = Guard::take(&self.place, &self.seam).ok();
         let result = self.remove();
         if let Ok(sides) = self.seam.run(Step::ReleaseSweep, || self.place.sides()) {

@@ -1,9 +1,14 @@
 //! What the lease needs of Linux alone.
 
-use rustix::fs::{RawDir, SeekFrom};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use rustix::fs::{AtFlags, RawDir, SeekFrom, inotify};
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 /// Calls `f` with every name in the directory. The descriptor is rewound
 /// first, so one descriptor serves for the guard and for every look.
@@ -15,4 +20,139 @@ pub(super) fn each_name(dir: &OwnedFd, f: &mut dyn FnMut(&[u8])) -> io::Result<(
         f(entry?.file_name().to_bytes());
     }
     Ok(())
+}
+
+/// A file in the directory that has no name yet, 0600; `None` where the
+/// filesystem has no such files. Nothing is left of it when we crash.
+pub(super) fn unnamed(dir: &OwnedFd) -> io::Result<Option<File>> {
+    use rustix::fs::{Mode, OFlags};
+    use rustix::io::Errno;
+    let mode = Mode::RUSR | Mode::WUSR;
+    match rustix::fs::openat(
+        dir,
+        ".",
+        OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC,
+        mode,
+    ) {
+        Ok(file) => {
+            rustix::fs::fchmod(&file, mode)?;
+            Ok(Some(File::from(file)))
+        }
+        Err(Errno::NOTSUP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Gives it one that was free.
+pub(super) fn give_name(file: &File, dir: &OwnedFd, name: &OsStr) -> io::Result<()> {
+    let by_number = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::linkat(
+        rustix::fs::CWD,
+        by_number,
+        dir,
+        name,
+        AtFlags::SYMLINK_FOLLOW,
+    )?;
+    Ok(())
+}
+
+/// Far behind any record: the ranges are names, not bytes.
+const QUEUE: i64 = 1 << 40;
+const WAITING: i64 = QUEUE + 1;
+
+fn range(kind: i32, start: i64) -> libc::flock {
+    libc::flock {
+        l_type: i16::try_from(kind).expect("the kinds of lock are small numbers"),
+        l_whence: i16::try_from(libc::SEEK_SET).expect("it is zero"),
+        l_start: start,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+/// Filesystems that make an `flock` out of ranges, or ask a server for each:
+/// there a waiter could be taken for a holder.
+fn offers_ranges(file: &File) -> bool {
+    const ELSEWHERE: [i64; 6] = [
+        0x6969,
+        0x517b,
+        0xff53_4d42,
+        0xfe53_4d42,
+        0x0102_1997,
+        0x6573_5546,
+    ];
+    rustix::fs::fstatfs(file).is_ok_and(|fs| !ELSEWHERE.contains(&fs.f_type))
+}
+
+/// The holder's side: nobody is in the queue of a file that nobody else knows.
+pub(super) fn head_queue(file: &File) {
+    let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&range(libc::F_WRLCK, QUEUE)));
+}
+
+pub(super) fn leave_queue(file: &File) -> io::Result<()> {
+    fcntl(file, FcntlArg::F_OFD_SETLK(&range(libc::F_UNLCK, QUEUE)))?;
+    hide_waiting(file)
+}
+
+/// Whether we are at the head.
+pub(super) fn try_queue(file: &File) -> io::Result<bool> {
+    use nix::errno::Errno;
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&range(libc::F_WRLCK, QUEUE))) {
+        Ok(_) => Ok(true),
+        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+pub(super) fn wait_queue(file: &File) -> io::Result<()> {
+    loop {
+        match fcntl(file, FcntlArg::F_OFD_SETLKW(&range(libc::F_WRLCK, QUEUE))) {
+            Ok(_) => return Ok(()),
+            Err(nix::errno::Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+pub(super) fn show_waiting(file: &File) -> io::Result<()> {
+    if !offers_ranges(file) {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    fcntl(file, FcntlArg::F_OFD_SETLK(&range(libc::F_RDLCK, WAITING)))?;
+    Ok(())
+}
+
+pub(super) fn hide_waiting(file: &File) -> io::Result<()> {
+    fcntl(file, FcntlArg::F_OFD_SETLK(&range(libc::F_UNLCK, WAITING)))?;
+    Ok(())
+}
+
+/// Whether somebody other than this descriptor shows that it waits.
+pub(super) fn has_waiters(file: &File) -> bool {
+    let mut asked = range(libc::F_WRLCK, WAITING);
+    let answer = fcntl(file, FcntlArg::F_OFD_GETLK(&mut asked));
+    answer.is_ok() && i32::from(asked.l_type) != libc::F_UNLCK
+}
+
+/// A descriptor that becomes readable when a watched file is unlinked or moved.
+pub(super) fn watcher() -> io::Result<OwnedFd> {
+    Ok(inotify::init(
+        inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK,
+    )?)
+}
+
+/// Watches the inode that is at the path now. Once more for the same inode
+/// changes nothing. An unlink shows as a change of the link count, because an
+/// inode that is open is not deleted.
+pub(super) fn watch(watcher: &OwnedFd, path: &Path) -> io::Result<()> {
+    use inotify::WatchFlags;
+    let what = WatchFlags::ATTRIB | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
+    inotify::add_watch(watcher, path, what | WatchFlags::DONT_FOLLOW)?;
+    Ok(())
+}
+
+/// Takes what was reported, so that the descriptor is quiet again.
+pub(super) fn drain(watcher: BorrowedFd<'_>) {
+    let mut buffer = [0u8; 4096];
+    while rustix::io::read(watcher, &mut buffer).is_ok_and(|n| n > 0) {}
 }

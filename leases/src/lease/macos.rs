@@ -1,8 +1,14 @@
 //! What the lease needs of macOS alone. **Untested.**
+//!
+//! Open-file range locks and inotify are Linux's: here a waiter polls with
+//! jitter, and so does the holder that watches its lease.
 
 use rustix::fs::{Dir, SeekFrom};
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 
 /// Calls `f` with every name in the directory. The descriptor is rewound
 /// first, so one descriptor serves for the guard and for every look.
@@ -13,3 +19,48 @@ pub(super) fn each_name(dir: &OwnedFd, f: &mut dyn FnMut(&[u8])) -> io::Result<(
     }
     Ok(())
 }
+
+/// macOS has no files without a name.
+pub(super) fn unnamed(_dir: &OwnedFd) -> io::Result<Option<File>> {
+    Ok(None)
+}
+
+pub(super) fn give_name(_file: &File, _dir: &OwnedFd, _name: &OsStr) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+pub(super) fn head_queue(_file: &File) {}
+
+pub(super) fn leave_queue(_file: &File) -> io::Result<()> {
+    Ok(())
+}
+
+pub(super) fn try_queue(_file: &File) -> io::Result<bool> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+pub(super) fn wait_queue(_file: &File) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+pub(super) fn show_waiting(_file: &File) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+pub(super) fn hide_waiting(_file: &File) -> io::Result<()> {
+    Ok(())
+}
+
+pub(super) fn has_waiters(_file: &File) -> bool {
+    false
+}
+
+pub(super) fn watcher() -> io::Result<OwnedFd> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+pub(super) fn watch(_watcher: &OwnedFd, _path: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+pub(super) fn drain(_watcher: BorrowedFd<'_>) {}

@@ -3,6 +3,7 @@
 
 use super::error::AcquireError;
 use super::place::{Inode, Place, Side};
+use super::platform;
 use super::seam::{Seam, Step};
 use crate::record::Record;
 use rustix::fs::{AtFlags, FlockOperation, RenameFlags};
@@ -42,6 +43,9 @@ fn is(error: &io::Error, errno: Errno) -> bool {
 
 /// Writes the record under a side name and takes its kernel lock. On failure
 /// nothing is left behind.
+///
+/// Where the system can, the name appears with the whole content: a crash then
+/// leaves a record that can be judged, or nothing.
 pub(crate) fn stage(
     place: &Place,
     side: Side,
@@ -49,8 +53,59 @@ pub(crate) fn stage(
     seam: &Seam,
 ) -> Result<Staged, AcquireError> {
     let name = place.side_name(side, &record.token);
-    fill(place, Step::StageCreate, &name, record, seam)
-        .map_err(|(step, source)| AcquireError::io(Some(step), &place.path_of(&name), source))
+    let named = |(step, source)| AcquireError::io(Some(step), &place.path_of(&name), source);
+    if let Some(file) = unnamed(place, record, seam).map_err(named)?
+        && seam
+            .run(Step::StageLink, || {
+                platform::give_name(&file.0, &place.dir, &name)
+            })
+            .is_ok()
+    {
+        return Ok(Staged {
+            name,
+            file: file.0,
+            inode: file.1,
+        });
+    }
+    fill(place, Step::StageCreate, &name, record, seam).map_err(named)
+}
+
+/// A written and locked file without a name; `None` where there are none.
+fn unnamed(
+    place: &Place,
+    record: &Record,
+    seam: &Seam,
+) -> Result<Option<(File, Inode)>, (Step, io::Error)> {
+    let create = || platform::unnamed(&place.dir);
+    let Some(mut file) = seam
+        .run(Step::StageCreate, create)
+        .map_err(|source| (Step::StageCreate, source))?
+    else {
+        return Ok(None);
+    };
+    let inode = write_and_lock(&mut file, record, seam)?;
+    Ok(Some((file, inode)))
+}
+
+fn write_and_lock(
+    file: &mut File,
+    record: &Record,
+    seam: &Seam,
+) -> Result<Inode, (Step, io::Error)> {
+    let line = record.to_line();
+    let write = || {
+        room_for(line.len())?;
+        file.write_all(&line)
+    };
+    seam.run(Step::StageWrite, write)
+        .map_err(|source| (Step::StageWrite, source))?;
+    let take = || {
+        platform::head_queue(file);
+        lock(file)?;
+        Ok(Inode::of(&rustix::fs::fstat(&*file)?))
+    };
+    seam.run(Step::StageLock, take)
+        .map_err(|source| (Step::StageLock, source))
 }
 
 fn fill(
@@ -60,7 +115,6 @@ fn fill(
     record: &Record,
     seam: &Seam,
 ) -> Result<Staged, (Step, io::Error)> {
-    let line = record.to_line();
     let mut file = match seam.run(create, || place.create(name)) {
         Ok(file) => file,
         Err(source) => {
@@ -70,24 +124,17 @@ fn fill(
             return Err((create, source));
         }
     };
-    let undo = |step, source| {
-        let _ = place.unlink(name);
-        (step, source)
-    };
-    let write = || {
-        room_for(line.len())?;
-        file.write_all(&line)
-    };
-    seam.run(Step::StageWrite, write)
-        .map_err(|source| undo(Step::StageWrite, source))?;
-    seam.run(Step::StageLock, || lock(&file))
-        .map_err(|source| undo(Step::StageLock, source))?;
-    let stat = rustix::fs::fstat(&file).map_err(|errno| undo(Step::StageLock, errno.into()))?;
-    Ok(Staged {
-        name: name.to_owned(),
-        file,
-        inode: Inode::of(&stat),
-    })
+    match write_and_lock(&mut file, record, seam) {
+        Ok(inode) => Ok(Staged {
+            name: name.to_owned(),
+            file,
+            inode,
+        }),
+        Err(error) => {
+            let _ = place.unlink(name);
+            Err(error)
+        }
+    }
 }
 
 /// Asks before writing: a write over the file size limit is answered by a
@@ -122,31 +169,57 @@ pub(crate) fn publish(
     record: &Record,
     seam: &Seam,
 ) -> Result<Published, AcquireError> {
-    let staged = stage(place, Side::Staging, record, seam)?;
+    let failed = |(step, source)| AcquireError::io(Some(step), &place.lease_path(), source);
+    if let Some((file, inode)) = unnamed(place, record, seam).map_err(failed)? {
+        let link = || platform::give_name(&file, &place.dir, &place.lease);
+        let result = seam.run(Step::Link, link);
+        let staged = Staged {
+            name: place.lease.clone(),
+            file,
+            inode,
+        };
+        match result {
+            Ok(()) => return Ok(Published::Ours(staged)),
+            Err(_) if is_there(place, inode) => return Ok(Published::Ours(staged)),
+            Err(source) if is(&source, Errno::EXIST) => return Ok(Published::Taken),
+            // No links, or no /proc to name the file by: by a staging name then.
+            Err(source) if not_offered(&source) || is(&source, Errno::NOENT) => {}
+            Err(source) => return Err(failed((Step::Link, source))),
+        }
+    }
+    by_staging_name(place, record, seam)
+}
+
+/// Network filesystems may have made the link and lost the answer.
+fn is_there(place: &Place, inode: Inode) -> bool {
+    place.inode(&place.lease).ok().flatten() == Some(inode)
+}
+
+fn by_staging_name(place: &Place, record: &Record, seam: &Seam) -> Result<Published, AcquireError> {
+    let name = place.side_name(Side::Staging, &record.token);
+    let staged = fill(place, Step::StageCreate, &name, record, seam)
+        .map_err(|(step, source)| AcquireError::io(Some(step), &place.path_of(&name), source))?;
     let link = || {
         let flags = AtFlags::empty();
         rustix::fs::linkat(&place.dir, &staged.name, &place.dir, &place.lease, flags)?;
         Ok(())
     };
-    let Err(source) = seam.run(Step::Link, link) else {
-        return Ok(ours(place, staged, seam));
-    };
-    // Network filesystems may have made the link and lost the answer.
-    if place.inode(&place.lease).ok().flatten() == Some(staged.inode) {
-        return Ok(ours(place, staged, seam));
+    match seam.run(Step::Link, link) {
+        Ok(()) => Ok(ours(place, staged, seam)),
+        Err(_) if is_there(place, staged.inode) => Ok(ours(place, staged, seam)),
+        Err(source) if not_offered(&source) => rename_no_replace(place, staged, record, seam),
+        Err(source) => {
+            let _ = place.unlink(&staged.name);
+            if is(&source, Errno::EXIST) {
+                return Ok(Published::Taken);
+            }
+            Err(AcquireError::io(
+                Some(Step::Link),
+                &place.lease_path(),
+                source,
+            ))
+        }
     }
-    if not_offered(&source) {
-        return rename_no_replace(place, staged, record, seam);
-    }
-    let _ = place.unlink(&staged.name);
-    if is(&source, Errno::EXIST) {
-        return Ok(Published::Taken);
-    }
-    Err(AcquireError::io(
-        Some(Step::Link),
-        &place.lease_path(),
-        source,
-    ))
 }
 
 fn ours(place: &Place, mut staged: Staged, seam: &Seam) -> Published {
@@ -171,7 +244,7 @@ fn rename_no_replace(
         Ok(())
     };
     let result = seam.run(Step::RenameNoReplace, rename);
-    let there = || place.inode(&place.lease).ok().flatten() == Some(staged.inode);
+    let there = || is_there(place, staged.inode);
     match result {
         Err(source) if !there() => {
             let _ = place.unlink(&staged.name);

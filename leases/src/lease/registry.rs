@@ -2,9 +2,10 @@
 //! process never get the same lease: the files can't tell them apart.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 static HERE: Mutex<Option<HashMap<PathBuf, String>>> = Mutex::new(None);
 static FREED: Condvar = Condvar::new();
@@ -56,4 +57,36 @@ impl Drop for Ticket {
         }
         FREED.notify_all();
     }
+}
+
+/// Queues that a release has left, until somebody here wants the lease again.
+static QUEUES: Mutex<Vec<(PathBuf, Instant, File)>> = Mutex::new(Vec::new());
+
+/// More are forgotten, the oldest first: fairness, not safety, rests on them.
+const QUEUES_KEPT: usize = 64;
+
+/// Who wants a lease again later than this is a newcomer.
+const QUEUE_AGE: Duration = Duration::from_secs(1);
+
+fn queues() -> MutexGuard<'static, Vec<(PathBuf, Instant, File)>> {
+    let mut queues = QUEUES.lock().unwrap_or_else(PoisonError::into_inner);
+    queues.retain(|(_, at, _)| at.elapsed() < QUEUE_AGE);
+    queues
+}
+
+/// Keeps the queue in which others wait for a lease that we release.
+pub(crate) fn keep_queue(lease: &Path, file: File) {
+    let mut queues = queues();
+    queues.retain(|(path, _, _)| path != lease);
+    if queues.len() == QUEUES_KEPT {
+        queues.remove(0);
+    }
+    queues.push((lease.to_owned(), Instant::now(), file));
+}
+
+/// Takes the queue that was kept for a lease.
+pub(crate) fn kept_queue(lease: &Path) -> Option<File> {
+    let mut queues = queues();
+    let at = queues.iter().position(|(path, _, _)| path == lease)?;
+    Some(queues.remove(at).2)
 }

@@ -14,12 +14,14 @@ pub enum Step {
     ScanClaims,
     /// Any: take the guard, the lock of the directory.
     Guard,
-    /// Publish: make the staging file.
+    /// Publish: make the staging file, without a name where the system can.
     StageCreate,
     /// Publish: write the whole record into it.
     StageWrite,
     /// Publish: take the kernel lock on it.
     StageLock,
+    /// Reclaim: give a file that has no name yet the name of a claim.
+    StageLink,
     /// Publish: hard-link it to the lease's name.
     Link,
     /// Publish, no hard links here: move it there without clobbering.
@@ -60,13 +62,14 @@ pub enum Step {
 
 impl Step {
     /// Every step, in order.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Look,
         Self::ScanClaims,
         Self::Guard,
         Self::StageCreate,
         Self::StageWrite,
         Self::StageLock,
+        Self::StageLink,
         Self::Link,
         Self::RenameNoReplace,
         Self::CreateExclusive,

@@ -5,6 +5,7 @@ use super::guard::{Guard, GuardError};
 use super::held::Lease;
 use super::place::{Place, Side};
 use super::publish::{Published, Staged, publish};
+use super::queue::{Batons, Queued};
 use super::reclaim::{Reclaimed, reclaim};
 use super::registry::Ticket;
 use super::seam::{Seam, Step};
@@ -12,12 +13,25 @@ use super::seen::{Seen, SeenFile, see};
 use super::sides::{blocking_claim, sweep};
 use crate::record::{OwnerKind, Record};
 use crate::verdict::Verdict;
+use rustix::fs::{Mode, OFlags};
 use std::ffi::OsString;
+use std::fs::File;
+use std::hash::{BuildHasher, Hasher};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How often the path may change under our hands before that is an error.
 const ROUNDS: u32 = 8;
+
+/// Bounds of the pause between two looks where there is no queue.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(20);
+
+/// Half to all of it, so that two that poll don't keep step.
+fn jittered(pause: Duration) -> Duration {
+    let random = std::hash::RandomState::new().build_hasher().finish();
+    pause / 2 + pause.mul_f64(f64::from(random as u16) / f64::from(u16::MAX) / 2.0)
+}
 
 /// Who wants a lease, and for how long it may take.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -63,8 +77,19 @@ pub fn acquire_with(
         record: &record,
         seam,
     };
-    let staged = taking.until(deadline)?;
-    Ok(Lease::new(place, record, staged, seam.clone(), ticket))
+    let mut batons = Batons::default();
+    let staged = match deadline {
+        None => taking.rounds()?,
+        Some(deadline) => taking.until(deadline, &mut batons)?,
+    };
+    Ok(Lease::new(
+        place,
+        record,
+        staged,
+        batons,
+        seam.clone(),
+        ticket,
+    ))
 }
 
 struct Taking<'a> {
@@ -74,21 +99,44 @@ struct Taking<'a> {
 }
 
 impl Taking<'_> {
-    fn until(&self, deadline: Option<Instant>) -> Result<Staged, AcquireError> {
-        let mut pause = Duration::from_millis(1);
+    fn until(&self, deadline: Instant, batons: &mut Batons) -> Result<Staged, AcquireError> {
+        let left = || deadline.saturating_duration_since(Instant::now());
+        // Others waited when we released: they come first.
+        batons.rejoin(&self.place.lease_path(), left(), self.seam);
+        let mut pause = PAUSE_MIN;
         loop {
             let refusal = match self.rounds() {
                 Ok(staged) => return Ok(staged),
                 Err(refusal) if !refusal.is_contention() => return Err(refusal),
                 Err(refusal) => refusal,
             };
-            let left = deadline.and_then(|at| at.checked_duration_since(Instant::now()));
-            let Some(left) = left.filter(|left| !left.is_zero()) else {
+            if left().is_zero() {
                 return Err(refusal);
+            }
+            let queued = match self.open_for_queue() {
+                Some(file) => batons.join(file, left(), self.seam),
+                None => Queued::NoQueue,
             };
-            std::thread::sleep(pause.min(left));
-            pause = (pause * 2).min(Duration::from_millis(20));
+            match queued {
+                Queued::Next => pause = PAUSE_MIN,
+                // The last look tells who has it now.
+                Queued::TimedOut => return self.rounds(),
+                Queued::NoQueue => {
+                    std::thread::sleep(jittered(pause).min(left()));
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+            }
         }
+    }
+
+    fn open_for_queue(&self) -> Option<File> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let name = &self.place.lease;
+        let file = rustix::fs::openat(&self.place.dir, name, flags, Mode::empty()).ok()?;
+        let file = File::from(file);
+        file.metadata()
+            .is_ok_and(|meta| meta.is_file())
+            .then_some(file)
     }
 
     fn rounds(&self) -> Result<Staged, AcquireError> {

@@ -7,7 +7,7 @@
 //! names collide.
 //!
 //! What this module does not do: it never writes, and it never reads a whole
-//! session file.
+//! session file (that is [`crate::session_file`]).
 
 mod classify;
 mod find;
@@ -19,6 +19,7 @@ mod select;
 pub use classify::{Class, Rejection, classify};
 pub use find::{Found, Lane, find_by_id, find_file};
 pub use head::{Header, Tail, read_header, read_tail};
+pub(crate) use head::{header_from, open};
 pub use list::{Listed, Listing, Scope, list};
 pub use paths::{
     PathKey, Source, Store, checkout_override, creation_target, locate, path_key, same_lane,

@@ -1,35 +1,173 @@
 //! A second process that uses this crate: this test binary, started again.
 
 use crate::support::wait_until;
-use ade_leases::lease::{Request, acquire};
+use ade_leases::lease::{AcquireError, Lease, Moment, Request, Seam, Step, acquire_with};
 use ade_leases::record::OwnerKind;
-use std::io::{BufRead, BufReader, Read, Write};
+use nix::sys::signal::{Signal, kill};
+use std::fs;
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SESSION: &str = "ADE_LEASES_TEST_SESSION";
+const MODE: &str = "ADE_LEASES_TEST_MODE";
+const DIE: &str = "ADE_LEASES_TEST_DIE";
+const FAULTS: &str = "ADE_LEASES_TEST_FAULTS";
 
-/// Not a test by itself: what the second process does. It takes the lease,
-/// says so, and holds it until its stdin ends.
-#[test]
-fn child_entry() {
-    let Some(session) = std::env::var_os(SESSION) else {
-        return;
+/// A seam that fails at the steps before they are made.
+pub(crate) fn faults(at: Vec<(Step, i32)>) -> Seam {
+    Seam::new(move |step, moment| {
+        let fault = at
+            .iter()
+            .find(|(wanted, _)| *wanted == step && moment == Moment::Before);
+        fault.map_or(Ok(()), |(_, errno)| {
+            Err(io::Error::from_raw_os_error(*errno))
+        })
+    })
+}
+
+fn seam_of_env() -> Seam {
+    if let Ok(die) = std::env::var(DIE) {
+        let (step, moment) = die.split_once(':').expect("Step:Moment");
+        let wanted = Step::parse(step).expect("a step");
+        let wanted_moment = if moment == "Before" {
+            Moment::Before
+        } else {
+            Moment::After
+        };
+        return Seam::new(move |step, moment| {
+            if step == wanted && moment == wanted_moment {
+                kill(nix::unistd::getpid(), Signal::SIGKILL).expect("ourselves");
+            }
+            Ok(())
+        });
+    }
+    let Ok(list) = std::env::var(FAULTS) else {
+        return Seam::default();
     };
-    let wait = Some(Duration::from_secs(5));
+    let parse = |fault: &str| {
+        let (step, errno) = fault.split_once(':').expect("Step:errno");
+        (
+            Step::parse(step).expect("a step"),
+            errno.parse().expect("an errno"),
+        )
+    };
+    faults(list.split(',').map(parse).collect())
+}
+
+fn take(session: &Path, wait: Option<Duration>) -> Result<Lease, AcquireError> {
     let request = Request {
         owner: OwnerKind::Cli,
         owner_id: "pty-9".to_owned(),
         wait,
     };
-    let lease = acquire(Path::new(&session), &request).expect("the child takes the lease");
-    let mut stdout = std::io::stdout();
-    writeln!(stdout, "\nheld").expect("the parent listens");
+    acquire_with(session, &request, &seam_of_env())
+}
+
+fn say(text: &str) {
+    let mut stdout = io::stdout();
+    writeln!(stdout, "\n{text}").expect("the parent listens");
     stdout.flush().expect("the parent listens");
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).expect("a pipe");
-    lease.release().expect("the child releases");
+}
+
+/// Not a test by itself: what the second process does.
+#[test]
+fn child_entry() {
+    let Some(session) = std::env::var_os(SESSION) else {
+        return;
+    };
+    let session = Path::new(&session);
+    match std::env::var(MODE).expect("a mode").as_str() {
+        // Takes the lease, says so, and holds it until its stdin ends.
+        "hold" => {
+            let lease = take(session, Some(Duration::from_secs(5))).expect("it is taken");
+            say("held");
+            io::stdin().read_line(&mut String::new()).expect("a pipe");
+            lease.release().expect("it is released");
+        }
+        "try" => match take(session, None) {
+            Ok(lease) => {
+                say("taken");
+                lease.release().expect("it is released");
+            }
+            Err(error) => say(&format!("refused: {error} / {error:?}")),
+        },
+        "fight" => fight(session),
+        mode => panic!("unknown mode {mode}"),
+    }
+}
+
+/// Takes and gives for a second, and leaves a witness while it holds.
+fn fight(session: &Path) {
+    let witness = session.with_extension("witness");
+    io::stdin()
+        .read_line(&mut String::new())
+        .expect("the starting signal");
+    let end = Instant::now() + Duration::from_secs(1);
+    let (mut held, mut doubles) = (0, 0);
+    while Instant::now() < end {
+        let lease = take(session, Some(Duration::from_secs(3))).expect("nobody starves");
+        if fs::File::create_new(&witness).is_err() {
+            doubles += 1;
+        }
+        held += 1;
+        let _ = fs::remove_file(&witness);
+        lease.release().expect("it is released");
+    }
+    say(&format!("fought {held} {doubles}"));
+}
+
+pub(crate) fn command(mode: &str, session: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("a path"));
+    prepare(&mut command, mode, session);
+    command
+}
+
+/// The arguments and the environment of the second process.
+pub(crate) fn prepare(command: &mut Command, mode: &str, session: &Path) {
+    command
+        .args(["--exact", "child::child_entry", "--nocapture"])
+        .env(SESSION, session)
+        .env(MODE, mode)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+}
+
+pub(crate) fn with_faults(mut command: Command, faults: &str) -> Command {
+    command.env(FAULTS, faults);
+    command
+}
+
+/// Runs the second process until it kills itself at a step; `false` when it
+/// came to its end, so the step was not on the way.
+pub(crate) fn dies_at(mode: &str, session: &Path, step: Step, moment: Moment) -> bool {
+    let mut command = command(mode, session);
+    command
+        .env(DIE, format!("{step:?}:{moment:?}"))
+        .stdin(Stdio::null());
+    !command.output().expect("it ran").status.success()
+}
+
+/// What the second process said in the end.
+pub(crate) fn answer(mut command: Command) -> String {
+    let output = command.stdin(Stdio::null()).output().expect("it ran");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = text.lines().find(|line| {
+        ["taken", "refused", "fought"]
+            .iter()
+            .any(|word| line.starts_with(word))
+    });
+    said.map_or_else(
+        || {
+            format!(
+                "nothing: {text} {}",
+                String::from_utf8_lossy(&output.stderr)
+            )
+        },
+        str::to_owned,
+    )
 }
 
 /// Another process that holds a lease.
@@ -37,21 +175,22 @@ pub(crate) struct Other(Child, BufReader<ChildStdout>);
 
 impl Other {
     pub(crate) fn holding(session: &Path) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("a path"))
-            .args(["--exact", "child::child_entry", "--nocapture"])
-            .env(SESSION, session)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the test binary starts again");
+        Self::started(command("hold", session)).expect("the child gets the lease")
+    }
+
+    /// Starts a command that runs the `hold` mode; `None` when it can't.
+    pub(crate) fn started(mut command: Command) -> Option<Self> {
+        let mut child = command.spawn().ok()?;
         let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
-        let held = stdout
-            .by_ref()
-            .lines()
-            .map_while(Result::ok)
-            .any(|line| line == "held");
-        assert!(held, "the child did not get the lease");
-        Self(child, stdout)
+        let mut line = String::new();
+        while stdout.read_line(&mut line).is_ok_and(|n| n > 0) {
+            if line == "held\n" {
+                return Some(Self(child, stdout));
+            }
+            line.clear();
+        }
+        let _ = child.wait();
+        None
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -63,20 +202,21 @@ impl Other {
         self.0.kill().expect("it is ours");
         let stat = format!("/proc/{}/stat", self.0.id());
         wait_until("the killed child is a zombie", || {
-            std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") Z "))
+            fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") Z "))
         });
     }
 
     /// Lets it release and end.
     pub(crate) fn finish(mut self) {
         drop(self.0.stdin.take());
-        std::io::copy(&mut self.1, &mut std::io::sink()).expect("it ends");
+        io::copy(&mut self.1, &mut io::sink()).expect("it ends");
         assert!(self.0.wait().expect("it ends").success());
     }
 }
 
 impl Drop for Other {
     fn drop(&mut self) {
+        drop(self.0.stdin.take());
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

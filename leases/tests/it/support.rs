@@ -1,6 +1,7 @@
 //! What the tests of this crate share.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
@@ -12,6 +13,11 @@ pub(crate) fn wait_until(label: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "timed out waiting until {label}");
         std::thread::park_timeout(Duration::from_millis(2));
     }
+}
+
+/// Says visibly, also without `--nocapture`, that a test could not run.
+pub(crate) fn skip(test: &str, why: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
 }
 
 /// A process that lives until it is dropped.

@@ -1,0 +1,223 @@
+//! Waiting for a lease, and watching one.
+
+use crate::child::{Other, command, with_faults};
+use crate::support::{Live, Scene, iso_ago, wait_until};
+use ade_leases::lease::{
+    AcquireError, Moment, Request, Seam, Standing, Step, Watch, acquire, acquire_with,
+};
+use ade_leases::record::OwnerKind;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+fn waiting(wait: Duration) -> Request {
+    Request {
+        owner: OwnerKind::Sdk,
+        owner_id: "chat-A".to_owned(),
+        wait: Some(wait),
+    }
+}
+
+const LONG: Duration = Duration::from_secs(5);
+
+/// Waits in a thread; `then` runs as soon as it queues.
+fn waits_until(session: &Path, then: impl FnOnce()) -> Duration {
+    let (queued, told) = channel();
+    let queued = std::sync::Mutex::new(queued);
+    let seam = Seam::new(move |step, moment| {
+        if step == Step::Queue && moment == Moment::After {
+            let _ = queued.lock().expect("no panic").send(());
+        }
+        Ok(())
+    });
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| acquire_with(session, &waiting(LONG), &seam));
+        told.recv_timeout(LONG).expect("it queues");
+        let freed = Instant::now();
+        then();
+        waiter
+            .join()
+            .expect("no panic")
+            .expect("taken")
+            .release()
+            .expect("released");
+        freed.elapsed()
+    })
+}
+
+#[test]
+fn a_waiter_gets_the_lease_when_it_is_released() {
+    let scene = Scene::new();
+    let other = Other::holding(&scene.session);
+    waits_until(&scene.session, || other.finish());
+    assert_eq!(scene.litter(), Vec::<String>::new());
+}
+
+#[test]
+fn a_waiter_gets_the_lease_when_its_holder_is_killed() {
+    let scene = Scene::new();
+    let mut other = Other::holding(&scene.session);
+    let took = waits_until(&scene.session, || other.kill());
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert_eq!(scene.litter(), Vec::<String>::new());
+}
+
+#[test]
+fn a_waiter_behind_a_foreign_holder_polls() {
+    let scene = Scene::new();
+    let live = Live::sleep();
+    let text = format!(
+        r#"{{"version":1,"token":"t","owner":"sdk","ownerId":"x","pid":{},"acquiredAt":"{}","sessionFile":"S"}}"#,
+        live.pid(),
+        iso_ago(0)
+    );
+    scene.put(&text, Duration::ZERO);
+    waits_until(&scene.session, || {
+        fs::remove_file(scene.lease()).expect("it releases");
+    });
+    assert_eq!(scene.litter(), Vec::<String>::new());
+}
+
+#[test]
+fn a_wait_has_an_end_and_names_the_holder() {
+    let scene = Scene::new();
+    let other = Other::holding(&scene.session);
+    let started = Instant::now();
+    let error = acquire(&scene.session, &waiting(Duration::from_millis(50))).expect_err("held");
+    assert!(matches!(error, AcquireError::Held(_)), "{error:?}");
+    assert!(started.elapsed() < Duration::from_secs(2));
+    // The abandoned place in the queue hinders nobody.
+    other.finish();
+    assert!(acquire(&scene.session, &waiting(LONG)).is_ok());
+}
+
+#[test]
+fn threads_of_one_process_wait_for_each_other() {
+    let scene = Scene::new();
+    let inside = std::sync::atomic::AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..10 {
+                    let lease = acquire(&scene.session, &waiting(LONG)).expect("taken");
+                    assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                    inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    lease.release().expect("released");
+                }
+            });
+        }
+    });
+    assert_eq!(scene.litter(), Vec::<String>::new());
+}
+
+/// Four processes for a second; how often each held the lease.
+fn fight(make: impl Fn(&Path) -> Command) -> Vec<u64> {
+    let scene = Scene::new();
+    let mut fighters: Vec<_> = (0..4)
+        .map(|_| make(&scene.session).spawn().expect("it starts"))
+        .collect();
+    for fighter in &mut fighters {
+        let mut stdin = fighter.stdin.take().expect("a pipe");
+        stdin.write_all(b"go\n").expect("it listens");
+    }
+    let counts = fighters
+        .iter_mut()
+        .map(|fighter| {
+            let mut text = String::new();
+            fighter
+                .stdout
+                .take()
+                .expect("a pipe")
+                .read_to_string(&mut text)
+                .expect("text");
+            assert!(fighter.wait().expect("it ends").success(), "{text}");
+            let line = text.lines().find_map(|line| line.strip_prefix("fought "));
+            let (held, doubles) = line
+                .and_then(|line| line.split_once(' '))
+                .expect("its count");
+            assert_eq!(doubles, "0", "two held the lease at once");
+            held.parse().expect("a number")
+        })
+        .collect();
+    assert_eq!(scene.litter(), Vec::<String>::new());
+    counts
+}
+
+fn jain(counts: &[u64]) -> f64 {
+    let counts: Vec<f64> = counts
+        .iter()
+        .map(|count| f64::from(*count as u32))
+        .collect();
+    let sum: f64 = counts.iter().sum();
+    sum * sum / (counts.len() as f64 * counts.iter().map(|count| count * count).sum::<f64>())
+}
+
+#[test]
+fn waiters_of_several_processes_take_turns() {
+    let counts = fight(|session| command("fight", session));
+    assert!(jain(&counts) > 0.9, "{counts:?}");
+}
+
+#[test]
+fn a16_several_processes_without_links_and_exchanges_exclude_each_other() {
+    let faults = "Link:1,RenameNoReplace:22,Exchange:22";
+    let counts = fight(|session| with_faults(command("fight", session), faults));
+    assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+}
+
+fn readable(watch: &Watch) -> bool {
+    let fd = watch.descriptor().expect("inotify").as_fd();
+    let mut polled = [PollFd::new(fd, PollFlags::POLLIN)];
+    poll(&mut polled, PollTimeout::ZERO).expect("polled") == 1
+}
+
+#[test]
+fn the_holder_notices_that_its_lease_is_gone_or_foreign() {
+    let gone: fn(&Scene) = |scene| fs::remove_file(scene.lease()).expect("it is there");
+    let moved: fn(&Scene) = |scene| {
+        fs::rename(scene.lease(), scene.beside(".ade-lease.reclaim-x")).expect("it is there");
+    };
+    let replaced: fn(&Scene) = |scene| {
+        let new = scene.beside(".other");
+        fs::write(&new, "{}").expect("written");
+        fs::rename(new, scene.lease()).expect("it is there");
+    };
+    for (change, expected) in [
+        (gone, Standing::Gone),
+        (moved, Standing::Gone),
+        (replaced, Standing::Foreign(None)),
+    ] {
+        let scene = Scene::new();
+        let lease = acquire(&scene.session, &waiting(LONG)).expect("taken");
+        let watch = Watch::new(&lease);
+        assert_eq!(watch.check(&lease).expect("a look"), Standing::Ours);
+        assert!(!readable(&watch));
+        // What happens beside it wakes nobody.
+        fs::write(scene.dir.path().join("other.jsonl"), "x").expect("written");
+        assert!(!readable(&watch));
+        change(&scene);
+        wait_until("the watch is readable", || readable(&watch));
+        assert_eq!(watch.check(&lease).expect("a look"), expected);
+        assert!(!readable(&watch));
+    }
+}
+
+#[test]
+fn a_watch_follows_a_lease_that_was_put_back_as_a_new_file() {
+    let scene = Scene::new();
+    let lease = acquire(&scene.session, &waiting(LONG)).expect("taken");
+    let watch = Watch::new(&lease);
+    let text = fs::read_to_string(scene.lease()).expect("a lease");
+    fs::remove_file(scene.lease()).expect("taken away");
+    fs::write(scene.lease(), text).expect("put back");
+    wait_until("the watch is readable", || readable(&watch));
+    assert_eq!(watch.check(&lease).expect("a look"), Standing::Ours);
+    fs::remove_file(scene.lease()).expect("taken away");
+    wait_until("the watch is readable again", || readable(&watch));
+    assert_eq!(watch.check(&lease).expect("a look"), Standing::Gone);
+}
