@@ -40,12 +40,13 @@ pub(crate) fn open_private(path: &Path, options: &mut OpenOptions) -> io::Result
 }
 
 /// Replaces a file whole: readers see the old content or the new one, also
-/// after a crash of this process. On an error the old file is untouched and
-/// nothing is left beside it.
+/// after a crash of this process. There is no flush, so a power cut may leave an
+/// empty file. On an error the old file is untouched and nothing is left beside
+/// it.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let staging = staging_name(path)?;
     let written = open_private(&staging, OpenOptions::new().write(true).create_new(true))
-        .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_data()))
+        .and_then(|mut file| file.write_all(content))
         .and_then(|()| fs::rename(&staging, path));
     if written.is_err() {
         // Nothing better can be done about a leftover than to try.

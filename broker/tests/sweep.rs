@@ -1,0 +1,235 @@
+//! Sweeping what a dead broker left.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ade_broker::home::Home;
+use ade_broker::journal::{self, Entry};
+use ade_broker::sweep::{self, Grace, SweepReport};
+use ade_leases::process::{self, Liveness, Pid, ProcessIdentity};
+use ade_protocol::boot::MARK_ENV;
+use ade_protocol::{Generation, WorkerId};
+use tempfile::TempDir;
+
+const GRACE: Grace = Grace {
+    term: Duration::from_millis(500),
+    kill: Duration::from_secs(5),
+};
+
+struct Place {
+    _folder: TempDir,
+    home: Home,
+}
+
+/// A child of the test that stands for a worker.
+struct Worker {
+    child: Child,
+    entry: Entry,
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Worker {
+    fn identity(&self) -> ProcessIdentity {
+        ProcessIdentity::of(Pid::new(i64::from(self.child.id())).unwrap())
+            .unwrap()
+            .unwrap()
+    }
+
+    fn lives(&self) -> bool {
+        self.identity().liveness() == Liveness::Alive
+    }
+
+    fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        let home = Home::at(folder.path().join("home"), None)
+            .unwrap()
+            .prepare()
+            .unwrap();
+        Self {
+            _folder: folder,
+            home,
+        }
+    }
+
+    /// Starts `script` with a mark of its own and waits until it is ready.
+    fn worker(&self, script: &str) -> Worker {
+        let worker_id = WorkerId::generate();
+        let mark = format!("mark-{worker_id}");
+        let ready = self.home.root().join(format!("{worker_id}.ready"));
+        let child = Command::new("sh")
+            .args([
+                "-c",
+                &format!(
+                    "{script}\ntouch {}\nwhile :; do sleep 0.05; done",
+                    ready.display()
+                ),
+            ])
+            .env(MARK_ENV, &mark)
+            .process_group(0)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_until("the worker is ready", || ready.exists());
+        fs::write(self.home.worker_stderr(&worker_id), "noise").unwrap();
+        let entry = Entry {
+            worker_id,
+            session_id: "ses_1".into(),
+            generation: Generation(1),
+            provider: "scripted".into(),
+            mark,
+            token_hash: journal::token_hash("token"),
+            started_at: "t".into(),
+            identity: None,
+        };
+        Worker { child, entry }
+    }
+
+    fn record(&self, worker: &mut Worker, identity: Option<ProcessIdentity>) {
+        worker.entry.identity = identity;
+        journal::write(&self.home, &worker.entry).unwrap();
+    }
+
+    fn files(&self) -> usize {
+        fs::read_dir(self.home.journal_dir()).unwrap().count()
+    }
+}
+
+fn wait_until(label: &str, mut ready: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !ready() {
+        assert!(Instant::now() < deadline, "waited in vain until {label}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn marked(worker: &Worker) -> usize {
+    process::marked(MARK_ENV, &worker.entry.mark).unwrap().len()
+}
+
+#[test]
+fn h05_what_a_killed_broker_left_is_ended_and_forgotten() {
+    let place = Place::new();
+    let mut polite = place.worker("trap 'exit 0' TERM");
+    let mut stubborn = place.worker("trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 61; :' &");
+    let mut dead = place.worker("setsid sleep 62 &");
+    for worker in [&mut polite, &mut stubborn, &mut dead] {
+        let identity = worker.identity();
+        place.record(worker, Some(identity));
+    }
+    wait_until("the grandchildren run", || {
+        marked(&stubborn) >= 3 && marked(&dead) >= 2
+    });
+    dead.child.kill().unwrap();
+    wait_until("the dead one is dead", || !dead.lives());
+    fs::write(place.home.journal_dir().join("wrk_0.json.new-1234"), "half").unwrap();
+
+    let report = sweep::run(&place.home, GRACE);
+    assert_eq!(report.ended, [polite.pid()]);
+    assert_eq!(report.killed, [stubborn.pid()]);
+    assert!(report.strays.len() >= 2, "{report:?}");
+    assert!(
+        report.survivors.is_empty() && report.problems.is_empty(),
+        "{report:?}"
+    );
+    assert_eq!((report.removed, place.files()), (3, 0));
+    for worker in [&polite, &stubborn, &dead] {
+        assert_eq!(marked(worker), 0);
+    }
+    assert_eq!(sweep::run(&place.home, GRACE), SweepReport::default());
+}
+
+#[test]
+fn j03_a_stopped_worker_is_asked_and_heard() {
+    let place = Place::new();
+    let mut worker = place.worker("trap 'exit 0' TERM");
+    let identity = worker.identity();
+    place.record(&mut worker, Some(identity.clone()));
+    process::signal(
+        &process::Target::Process(identity),
+        process::Signal::SIGSTOP,
+    )
+    .unwrap();
+    let report = sweep::run(
+        &place.home,
+        Grace {
+            term: Duration::from_secs(5),
+            ..GRACE
+        },
+    );
+    assert_eq!(
+        (report.ended.as_slice(), report.killed.len()),
+        (&[worker.pid()][..], 0)
+    );
+}
+
+#[test]
+fn only_what_is_proved_is_touched() {
+    let place = Place::new();
+    // The pid was given to somebody else; another boot; another namespace.
+    let mut reused = place.worker("");
+    let mut other_boot = place.worker("");
+    let mut elsewhere = place.worker("");
+    let mut identity = reused.identity();
+    identity.start_ticks -= 1;
+    reused.entry.mark = "nobody-has-this-mark".into();
+    place.record(&mut reused, Some(identity));
+    let mut identity = other_boot.identity();
+    identity.boot_id = "00000000-0000-4000-8000-000000000000".into();
+    place.record(&mut other_boot, Some(identity));
+    let mut identity = elsewhere.identity();
+    identity.pid_namespace += 1;
+    place.record(&mut elsewhere, Some(identity));
+    let damaged = place.home.journal_dir().join("wrk_damaged.json");
+    fs::write(&damaged, "{\"workerId\":").unwrap();
+
+    let report = sweep::run(&place.home, GRACE);
+    assert!(reused.lives() && other_boot.lives() && elsewhere.lives());
+    assert_eq!(report.unknown, [elsewhere.entry.worker_id.clone()]);
+    assert_eq!(
+        (report.removed, report.damaged.as_slice()),
+        (2, &[damaged][..])
+    );
+    assert!(report.killed.is_empty() && report.ended.is_empty() && report.strays.is_empty());
+    // The journals of the unknown one and the damaged one stay, and so does
+    // the unknown one's standard error.
+    assert_eq!(place.files(), 3);
+}
+
+#[test]
+fn a_worker_whose_broker_died_while_starting_it_is_found_by_its_mark() {
+    let place = Place::new();
+    let mut worker = place.worker("");
+    place.record(&mut worker, None);
+    let report = sweep::run(&place.home, GRACE);
+    assert!(report.strays.contains(&worker.pid()), "{report:?}");
+    assert!(!worker.lives());
+    assert_eq!(place.files(), 0);
+}
+
+#[test]
+fn strays_of_one_mark_are_killed_and_no_others() {
+    let place = Place::new();
+    let (one, other) = (place.worker("setsid sleep 63 &"), place.worker(""));
+    wait_until("the grandchild runs", || marked(&one) >= 2);
+    let report = sweep::strays(&one.entry.mark, Duration::from_secs(5));
+    assert!(
+        report.killed.contains(&one.pid()) && report.killed.len() >= 2,
+        "{report:?}"
+    );
+    assert!(report.survivors.is_empty() && marked(&one) == 0);
+    assert!(other.lives());
+}
