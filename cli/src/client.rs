@@ -359,7 +359,7 @@ async fn connect(socket: &Path) -> Result<Wire, ConnectError> {
             });
         }
         Ok(Err(source)) => {
-            use io::ErrorKind::{ConnectionRefused, ConnectionReset, NotFound};
+            use io::ErrorKind::{ConnectionRefused, ConnectionReset, NotADirectory, NotFound};
             return Err(match source.kind() {
                 NotFound | ConnectionRefused | ConnectionReset => ConnectError::NotListening {
                     socket: path,

@@ -42,8 +42,17 @@ const CHAT_ENV: &str = "ADE_CHAT_SESSION_ID";
 /// Why none could be started, in its own words and with its exit code where
 /// that says more than "failed".
 pub(crate) async fn connect_or_start(home: Home) -> Result<Client, CommandError> {
-    if let Some(client) = probe(&home).await? {
-        return Ok(client);
+    match Client::connect(&home.control_socket()).await {
+        Ok(client) => return Ok(client),
+        Err(error) if error.nobody_there() => {}
+        // A folder that cannot be used says more than its socket.
+        Err(error @ ConnectError::Unreachable { .. }) => {
+            return Err(home
+                .prepare()
+                .err()
+                .map_or_else(|| error.into(), |e| home_error(&e)));
+        }
+        Err(error) => return Err(error.into()),
     }
     let home = home.prepare().map_err(|e| home_error(&e))?;
     let deadline = Instant::now() + START;
@@ -69,7 +78,7 @@ async fn probe(home: &Home) -> Result<Option<Client>, CommandError> {
     match Client::connect(&home.control_socket()).await {
         Ok(client) => Ok(Some(client)),
         Err(error) if error.nobody_there() => Ok(None),
-        Err(error) => Err(ConnectError::into(error)),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -53,16 +53,34 @@ pub(super) fn serve(
         .enable_all()
         .build()
         .map_err(|e| CommandError::failed("the runtime could not be started").because(e))?;
-    if !arguments.detached {
-        let text = format!("serving {} (Ctrl-C stops)", home.control_socket().display());
-        context.out.note(Style::Dim, &text);
-    }
-    let result = runtime.block_on(seam::serve(&home, build_hash(), arguments.replace));
+    let result = runtime.block_on(async {
+        tokio::select! {
+            result = seam::serve(&home, build_hash(), arguments.replace) => result,
+            never = announce(context, &home), if !arguments.detached => match never {},
+        }
+    });
     runtime.shutdown_background();
     if let Err(error) = &result {
         tracing::error!(kind = error.kind(), causes = ?error.causes(), "{error}");
     }
     result
+}
+
+/// Tells people once this process answers on its socket.
+async fn announce(context: &Context, home: &Home) -> std::convert::Infallible {
+    let socket = home.control_socket();
+    loop {
+        sleep(LOOK).await;
+        let Ok(client) = Client::connect(&socket).await else {
+            continue;
+        };
+        if client.broker.runtime_info.pid == std::process::id() {
+            break;
+        }
+    }
+    let text = format!("serving {} (Ctrl-C stops)", socket.display());
+    context.out.note(Style::Dim, &text);
+    std::future::pending().await
 }
 
 /// Names the bytes of this executable: what two builds of one version differ in.

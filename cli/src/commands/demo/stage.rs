@@ -61,7 +61,7 @@ impl Stage {
         }
         let home = home.prepare().map_err(|e| home_error(&e))?;
         let said = File::create(path.join("broker.err")).map_err(|e| at(&path, e))?;
-        let broker = serve_command(&home, &[])
+        let broker = serve_command(&home, &["--quiet"])
             .env_remove(SOCKET_ENV)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

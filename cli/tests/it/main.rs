@@ -1,0 +1,6 @@
+//! The executable as people and scripts meet it.
+
+mod help;
+mod support;
+mod with_broker;
+mod without_broker;
