@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ade_protocol::action::{
-    ACTIONS_CALL, CardNotification, Gap, SUBSCRIBE, SubscribeParams, Subscribed,
+    ACTIONS_CALL, CardNotification, SUBSCRIBE, SubscribeParams, Subscribed,
 };
 use ade_protocol::codec::{Line, LineCodec};
 use ade_protocol::limits::MAX_LINE;
@@ -359,7 +359,7 @@ async fn connect(socket: &Path) -> Result<Wire, ConnectError> {
             });
         }
         Ok(Err(source)) => {
-            use io::ErrorKind::{ConnectionRefused, ConnectionReset, NotADirectory, NotFound};
+            use io::ErrorKind::{ConnectionRefused, ConnectionReset, NotFound};
             return Err(match source.kind() {
                 NotFound | ConnectionRefused | ConnectionReset => ConnectError::NotListening {
                     socket: path,
@@ -405,8 +405,6 @@ pub(crate) enum Notification {
     Event(Box<RawValue>),
     /// A card was opened or settled.
     Card(Box<CardNotification>),
-    /// We were too slow; the transcript has what is missing.
-    Gap(Gap),
 }
 
 impl Notification {
@@ -417,7 +415,7 @@ impl Notification {
             rpc::CARD => serde_json::from_str(params.get())
                 .ok()
                 .map(|card| Self::Card(Box::new(card))),
-            rpc::GAP => serde_json::from_str(params.get()).ok().map(Self::Gap),
+            // The subscription of a session goes on from the transcript by itself.
             _ => None,
         }
     }

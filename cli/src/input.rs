@@ -72,6 +72,14 @@ impl Input {
         line
     }
 
+    /// A line that was typed and read before anybody waits for it again.
+    pub(crate) fn arrived(&mut self) -> Option<Option<String>> {
+        let line = self.lines.try_recv().ok()?;
+        self.wanted = false;
+        self.ended = line.is_none();
+        Some(line)
+    }
+
     /// Drops what was typed before now and not read yet.
     pub(crate) fn forget_typed_ahead(&self) {
         if self.terminal {

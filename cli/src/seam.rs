@@ -1,11 +1,14 @@
 //! The calls into the broker's library, in one place.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::path::PathBuf;
 
 use ade_broker::home::Home;
-use ade_leases::process::Pid;
+use ade_broker::journal;
+use ade_leases::process::{Liveness, marked};
 use ade_protocol::action::ProviderInfo;
+use ade_protocol::boot::MARK_ENV;
 
 use crate::error::CommandError;
 
@@ -22,15 +25,29 @@ pub(crate) async fn serve(
 #[derive(Debug, Default)]
 pub(crate) struct Strays {
     /// Processes that are alive.
-    pub(crate) alive: Vec<Pid>,
+    pub(crate) alive: Vec<i32>,
     /// Journal files that cannot be read.
     pub(crate) damaged: Vec<PathBuf>,
 }
 
-/// Looks for what brokers that are gone left behind. Changes nothing.
+/// Looks for what brokers that are gone left behind. Changes nothing. Only
+/// while no broker runs: the workers of a live one look the same.
 #[must_use]
-pub(crate) fn strays(_home: &Home) -> Strays {
-    Strays::default()
+pub(crate) fn strays(home: &Home) -> Strays {
+    let journals = journal::read_all(home).unwrap_or_default();
+    let mut alive = BTreeSet::new();
+    for entry in journals.entries {
+        let worker = entry
+            .identity
+            .filter(|identity| identity.liveness() == Liveness::Alive);
+        alive.extend(worker.map(|identity| identity.pid.get()));
+        let below = marked(MARK_ENV, &entry.mark).unwrap_or_default();
+        alive.extend(below.iter().map(|identity| identity.pid.get()));
+    }
+    Strays {
+        alive: alive.into_iter().collect(),
+        damaged: journals.damaged,
+    }
 }
 
 /// The kinds of agents, looked at from here.

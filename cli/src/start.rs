@@ -18,6 +18,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use ade_broker::home::Home;
+use ade_broker::lock;
 use ade_protocol::boot::MARK_ENV;
 use ade_protocol::exit;
 use nix::fcntl::{Flock, FlockArg};
@@ -27,7 +28,8 @@ use crate::client::{Client, ConnectError};
 use crate::context::home_error;
 use crate::error::CommandError;
 
-/// How long a broker may take until it answers.
+/// How long a broker may take until it answers; once more as long when it
+/// holds the lock by then.
 const START: Duration = Duration::from_secs(10);
 /// Pause between two looks.
 const LOOK: Duration = Duration::from_millis(15);
@@ -55,7 +57,8 @@ pub(crate) async fn connect_or_start(home: Home) -> Result<Client, CommandError>
         Err(error) => return Err(error.into()),
     }
     let home = home.prepare().map_err(|e| home_error(&e))?;
-    let deadline = Instant::now() + START;
+    let mut deadline = Instant::now() + START;
+    let mut extended = false;
     let mut starter: Option<Starter> = None;
     loop {
         if starter.is_none() {
@@ -66,6 +69,12 @@ pub(crate) async fn connect_or_start(home: Home) -> Result<Client, CommandError>
         }
         if let Some(starter) = &mut starter {
             starter.go_on()?;
+        }
+        if Instant::now() >= deadline && !extended && lock::holder(&home).is_ok_and(|h| h.is_some())
+        {
+            // It runs and is still ending what an earlier one left.
+            deadline += START;
+            extended = true;
         }
         if Instant::now() >= deadline {
             return Err(too_slow(&home, starter.as_mut()));

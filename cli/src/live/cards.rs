@@ -75,6 +75,7 @@ impl Live<'_> {
         for (style, line) in ask::question(&card.payload) {
             out.must_note(style, &line);
         }
+        self.early = self.input.arrived().or(self.early.take());
         self.input.forget_typed_ahead();
         if card.payload.kind == CardKind::Secret {
             self.echo = self.input.without_echo();

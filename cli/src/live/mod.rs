@@ -2,8 +2,7 @@
 //!
 //! One loop serves `run`, `attach`, `chat send --wait` and `chat show
 //! --follow`: it hears events, typed lines and Ctrl-C, shows what is to be
-//! shown, asks open cards one after the other, fetches what a slow connection
-//! missed, and connects again when the broker is replaced. The commands decide
+//! shown, asks open cards one after the other, and connects again when the broker is replaced. The commands decide
 //! what a typed line or a Ctrl-C means and when to leave.
 //!
 //! Invariants:
@@ -14,7 +13,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use ade_protocol::action::{Aborted, ChatAbort, ChatShow, ChatShown, Gap, SubscribeParams, name};
+use ade_protocol::action::{Aborted, ChatAbort, SubscribeParams, name};
 use ade_protocol::card::Card;
 use ade_protocol::event::{Envelope, Event};
 use ade_protocol::{Generation, RequestId, Seq, SessionId, TurnId, exit};
@@ -36,8 +35,6 @@ mod cards;
 const REJOIN: Duration = Duration::from_secs(8);
 /// Pause between two tries.
 const REJOIN_PAUSE: Duration = Duration::from_millis(100);
-/// Events fetched at once after a gap.
-const PAGE: usize = 500;
 /// Cards whose end is remembered; only to say nothing twice.
 const REMEMBERED: usize = 256;
 
@@ -104,8 +101,6 @@ pub(crate) struct Live<'a> {
     events: Events,
     options: Options,
     last: Seq,
-    missing: Option<(Seq, Seq)>,
-    backlog: VecDeque<String>,
     view: View,
     input: Input,
     interrupts: Signal,
@@ -113,6 +108,8 @@ pub(crate) struct Live<'a> {
     spinner: Spinner,
     cards: VecDeque<Card>,
     asked: bool,
+    /// Typed before the question that is shown now, so not an answer to it.
+    early: Option<Option<String>>,
     echo: Option<Echo>,
     settled: VecDeque<(Generation, RequestId)>,
 }
@@ -139,8 +136,6 @@ impl<'a> Live<'a> {
             events,
             last: options.after,
             options,
-            missing: None,
-            backlog: VecDeque::new(),
             view,
             input: Input::new(),
             interrupts,
@@ -148,6 +143,7 @@ impl<'a> Live<'a> {
             spinner: Spinner::new(Instant::now()),
             cards: VecDeque::new(),
             asked: false,
+            early: None,
             echo: None,
             settled: VecDeque::new(),
         };
@@ -176,10 +172,13 @@ impl<'a> Live<'a> {
     /// The broker is gone for good, or output is not possible.
     pub(crate) async fn next(&mut self, typed: bool) -> Result<Wake, CommandError> {
         loop {
-            if let Some(envelope) = self.next_from_backlog().await? {
-                return Ok(Wake::Event(envelope));
-            }
             self.put_question();
+            if typed
+                && !self.asked
+                && let Some(line) = self.early.take()
+            {
+                return Ok(Wake::Typed(line));
+            }
             let heard = {
                 let wants_line = typed || self.asked;
                 let tick = self.context.out.err_is_terminal() && !self.asked;
@@ -199,10 +198,11 @@ impl<'a> Live<'a> {
                 Heard::Typed(line) => return Ok(Wake::Typed(line)),
                 Heard::Tick => self.spinner.tick(Instant::now(), &self.context.out),
                 Heard::Notification(Ok(Notification::Event(raw))) => {
-                    self.backlog.push_back(String::from(Box::<str>::from(raw)));
+                    if let Some(envelope) = self.show(raw.get())? {
+                        return Ok(Wake::Event(envelope));
+                    }
                 }
                 Heard::Notification(Ok(Notification::Card(card))) => self.card(*card).await?,
-                Heard::Notification(Ok(Notification::Gap(gap))) => self.gap(&gap),
                 Heard::Notification(Err(error)) => self.rejoin(error).await?,
             }
         }
@@ -230,20 +230,6 @@ impl<'a> Live<'a> {
     }
 
     // ---- events
-
-    async fn next_from_backlog(&mut self) -> Result<Option<Box<Envelope<Event>>>, CommandError> {
-        loop {
-            if self.backlog.is_empty() && self.missing.is_some() {
-                self.fetch_missing().await?;
-            }
-            let Some(text) = self.backlog.pop_front() else {
-                return Ok(None);
-            };
-            if let Some(envelope) = self.show(&text)? {
-                return Ok(Some(envelope));
-            }
-        }
-    }
 
     /// Shows an envelope; `None` when it is not one of ours.
     fn show(&mut self, text: &str) -> Result<Option<Box<Envelope<Event>>>, CommandError> {
@@ -309,37 +295,6 @@ impl<'a> Live<'a> {
         if matches!(event, Event::Done { .. }) {
             out.end_answer()?;
         }
-        Ok(())
-    }
-
-    fn gap(&mut self, gap: &Gap) {
-        if gap.session_id == self.options.session && gap.to > self.last {
-            self.missing = Some((self.last, gap.to));
-        }
-    }
-
-    async fn fetch_missing(&mut self) -> Result<(), CommandError> {
-        let Some((after, to)) = self.missing else {
-            return Ok(());
-        };
-        let session_id = self.options.session.clone();
-        let arguments = ChatShow {
-            session_id,
-            after,
-            limit: PAGE,
-        };
-        let shown: ChatShown = self.calls.call(name::CHAT_SHOW, &arguments, QUICK).await?;
-        let reached = shown
-            .events
-            .last()
-            .and_then(|event| event["sequence"].as_u64())
-            .map(Seq);
-        self.backlog
-            .extend(shown.events.iter().map(ToString::to_string));
-        self.missing = match reached {
-            Some(reached) if reached < to && shown.more => Some((reached, to)),
-            _ => None,
-        };
         Ok(())
     }
 

@@ -8,19 +8,19 @@ use tempfile::TempDir;
 
 /// What a command printed and how it ended.
 #[derive(Debug)]
-pub struct Ran {
-    pub code: Option<i32>,
-    pub out: String,
-    pub err: String,
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 /// A home of its own; nothing of the user's is touched.
-pub struct Place {
+pub(crate) struct Place {
     folder: TempDir,
 }
 
 impl Place {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::Builder::new()
             .prefix("ade-t-")
             .tempdir()
@@ -28,16 +28,16 @@ impl Place {
         Self { folder }
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    pub fn home(&self) -> PathBuf {
+    pub(crate) fn home(&self) -> PathBuf {
         self.folder.path().join("home")
     }
 
     /// The executable with this home and without anything of ours.
-    pub fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = bare(arguments);
         command
             .env("ADE_HOME", self.home())
@@ -45,7 +45,7 @@ impl Place {
         command
     }
 
-    pub fn run(&self, arguments: &[&str]) -> Ran {
+    pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
         ran(self.command(arguments))
     }
 }
@@ -63,7 +63,7 @@ impl Drop for Place {
 }
 
 /// Looks again and again until `look` finds something.
-pub fn wait_until<T>(label: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_until<T>(label: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         if let Some(found) = look() {
@@ -75,7 +75,7 @@ pub fn wait_until<T>(label: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 /// The executable with an environment that changes nothing.
-pub fn bare(arguments: &[&str]) -> Command {
+pub(crate) fn bare(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ade"));
     command.args(arguments).stdin(Stdio::null());
     for name in [
@@ -91,7 +91,7 @@ pub fn bare(arguments: &[&str]) -> Command {
     command
 }
 
-pub fn ran(mut command: Command) -> Ran {
+pub(crate) fn ran(mut command: Command) -> Ran {
     let Output {
         status,
         stdout,

@@ -225,7 +225,7 @@ impl<'a> Show<'a> {
                 tell(self.out, Style::Warn, &text)?;
                 self.card = Some(told.card);
             }
-            Notification::Card(_) | Notification::Gap(_) => {}
+            Notification::Card(_) => {}
         }
         if self.together.is_none() && self.all_stream() {
             self.together = Some(Instant::now());
