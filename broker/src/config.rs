@@ -270,7 +270,8 @@ impl Config {
             reader.read(&mut config)?;
         }
         for setting in &settings {
-            let given = |name: &&'static str| Some((*name, lookup(name).filter(|text| !text.is_empty())?));
+            let given =
+                |name: &&'static str| Some((*name, lookup(name).filter(|text| !text.is_empty())?));
             let Some((name, text)) = setting.env.iter().find_map(given) else {
                 continue;
             };

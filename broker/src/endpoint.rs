@@ -197,7 +197,7 @@ impl Client {
         let known = [ACTIONS_LIST, ACTIONS_CALL, SUBSCRIBE, UNSUBSCRIBE];
         match call.method.as_str() {
             PING => return done(&serde_json::json!({})),
-            rpc::INITIALIZE => return done(&self.initialize(params(call)?)?),
+            rpc::INITIALIZE => return done(&self.initialize(&params(call)?)?),
             method if !known.contains(&method) => {
                 let message = format!("there is no method {method:?}");
                 return Err(RpcError::new(rpc::METHOD_NOT_FOUND, message));
@@ -220,7 +220,7 @@ impl Client {
                     actions::call(&self.manager, &self.about, &caller, &action, arguments).await?;
                 Ok(Answered { result, then: None })
             }
-            SUBSCRIBE => self.subscribe(params(call)?),
+            SUBSCRIBE => self.subscribe(&params(call)?),
             _ => {
                 let UnsubscribeParams { subscription_id } = params(call)?;
                 if let Some(end) = lock(&self.subscriptions).remove(&subscription_id) {
@@ -231,7 +231,7 @@ impl Client {
         }
     }
 
-    fn initialize(&self, params: InitializeParams) -> Result<InitializeResult, RpcError> {
+    fn initialize(&self, params: &InitializeParams) -> Result<InitializeResult, RpcError> {
         if params.protocol_version != PROTOCOL_VERSION {
             let message = format!(
                 "this client speaks version {}, the broker (pid {}, ade {}) speaks {PROTOCOL_VERSION}",
@@ -252,7 +252,7 @@ impl Client {
         })
     }
 
-    fn subscribe(self: &Arc<Self>, params: SubscribeParams) -> Result<Answered, RpcError> {
+    fn subscribe(self: &Arc<Self>, params: &SubscribeParams) -> Result<Answered, RpcError> {
         if let Some(session) = &params.session_id {
             self.manager.session(session)?;
         } else if params.after_sequence.is_some() {
@@ -267,7 +267,7 @@ impl Client {
         let end = CancellationToken::new();
         lock(&self.subscriptions).insert(subscription_id, end.clone());
         // The feed starts now, its lines go out only behind this answer.
-        let feed = subscription::Feed::open(&self.manager, &params, subscription_id, end);
+        let feed = subscription::Feed::open(&self.manager, params, subscription_id, end);
         let open_cards = self.manager.cards(params.session_id.as_ref());
         let mut answered = done(&Subscribed { subscription_id, open_cards })?;
         answered.then = Some(feed);

@@ -1,8 +1,34 @@
-//! Skeleton.
+//! The broker of ade: a library with one entry, [`serve`].
+//!
+//! It starts one worker process for each chat that works, routes what the
+//! workers say into transcripts and to clients, and answers clients over a
+//! local socket. Decisions are pure ([`turn`], [`cards`], [`budget`],
+//! [`classify`]); each chat is owned by one actor ([`session`]); everything
+//! that touches the machine is in a module of its own.
+//!
+//! Invariants that hold across modules:
+//! - an event is in the transcript before anybody sees it;
+//! - a worker's journal is on disk before the worker exists;
+//! - two generations of a session's worker never overlap;
+//! - every turn ends with exactly one `done`.
+
+pub mod actions;
+pub mod endpoint;
+pub mod leftovers;
+pub mod link;
+pub mod manager;
+pub mod session;
+pub mod shared;
+pub mod subscription;
+pub mod usage;
+pub mod budget;
+pub mod cards;
+pub mod classify;
 pub mod clock;
 pub mod config;
 pub mod environment;
 pub mod home;
+pub mod hub;
 pub mod journal;
 pub mod limits;
 pub mod lock;
@@ -13,6 +39,9 @@ pub mod spawn;
 pub mod state;
 pub mod sweep;
 pub mod transcript;
+pub mod turn;
 
+mod serve;
+pub use serve::{ServeError, ServeOptions, serve};
 mod files;
 mod platform;

@@ -58,8 +58,8 @@ pub struct ServeOptions {
     pub version: String,
     /// Hash of the executable.
     pub build_hash: String,
-    /// Text of the host script for Pi.
-    pub pi_host: &'static str,
+    /// Files of the host for Pi: relative path and text, the first one is started.
+    pub pi_host: &'static [(&'static str, &'static str)],
     /// Ends a broker that runs already, then takes its place.
     pub replace: bool,
 }

@@ -22,7 +22,7 @@ pub fn of_trees(roots: &[i32]) -> HashMap<i32, Usage> {
     if roots.is_empty() {
         return HashMap::new();
     }
-    let mut system = System::new();
+    let Ok(mut system) = System::new() else { return HashMap::new() };
     system.refresh_processes_specifics(
         ProcessesToUpdate::All,
         true,

@@ -18,7 +18,7 @@ use crate::budget::Budget;
 use crate::cards::Cards;
 use crate::clock;
 use crate::hub::Item;
-use crate::link::LinkIn;
+use crate::link::{Connection, LinkIn};
 use crate::shared::Shared;
 use crate::state::SessionRow;
 use crate::transcript::{Transcript, TranscriptError};
@@ -99,17 +99,18 @@ impl Actor {
     pub(super) async fn run(mut self) {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
+            let deadline = self.next_deadline();
             tokio::select! {
                 command = self.rx.recv() => match command {
                     Some(command) => self.command(command).await,
                     None => break,
                 },
-                count = recv_frames(self.worker.as_mut(), &mut batch) => {
-                    self.frames(&mut batch, count).await;
-                }
-                () = exited(self.worker.as_mut()) => self.worker_exited().await,
-                connection = reconnected(self.worker.as_mut()) => self.reconnected(connection),
-                () = until(self.next_deadline()) => self.deadline().await,
+                news = from_worker(self.worker.as_mut(), &mut batch) => match news {
+                    News::Frames(count) => self.frames(&mut batch, count).await,
+                    News::Exited => self.worker_exited().await,
+                    News::Reconnected(connection) => self.reconnected(*connection),
+                },
+                () = until(deadline) => self.deadline().await,
             }
             self.flush();
             self.answer_stops();
@@ -441,30 +442,27 @@ fn notification(method: &str, params: &[u8]) -> Bytes {
     Bytes::from(line)
 }
 
-async fn recv_frames(worker: Option<&mut Worker>, batch: &mut Vec<LinkIn>) -> usize {
-    match worker {
-        Some(worker) if worker.linked => worker.link.incoming.recv_many(batch, BATCH).await,
-        _ => std::future::pending().await,
-    }
+/// What a worker has for its session.
+enum News {
+    /// So many frames were taken; none: the link has ended.
+    Frames(usize),
+    /// The process has ended.
+    Exited,
+    /// It has connected again.
+    Reconnected(Box<Connection>),
 }
 
-async fn exited(worker: Option<&mut Worker>) {
-    match worker {
-        Some(worker) => {
-            // An error means that the reaper is gone, and so is the broker.
-            drop(worker.process.exit.wait_for(Option::is_some).await);
-        }
-        None => std::future::pending().await,
-    }
-}
-
-async fn reconnected(worker: Option<&mut Worker>) -> crate::link::Connection {
-    match worker {
-        Some(worker) => match worker.reconnects.recv().await {
-            Some(connection) => connection,
-            None => std::future::pending().await,
-        },
-        None => std::future::pending().await,
+/// Waits for the worker. Dropping the future loses nothing.
+async fn from_worker(worker: Option<&mut Worker>, batch: &mut Vec<LinkIn>) -> News {
+    let Some(worker) = worker else { return std::future::pending().await };
+    let Worker { link, linked, process, reconnects, .. } = worker;
+    tokio::select! {
+        // Frames first: what a worker said before it ended is heard.
+        biased;
+        count = link.incoming.recv_many(batch, BATCH), if *linked => News::Frames(count),
+        Some(connection) = reconnects.recv() => News::Reconnected(Box::new(connection)),
+        // An error means that the reaper is gone, and so is the broker.
+        _ = process.exit.wait_for(Option::is_some) => News::Exited,
     }
 }
 

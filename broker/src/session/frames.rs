@@ -193,10 +193,21 @@ impl Actor {
             return;
         }
         if line.turn_id.is_some() {
+            self.note_history().await;
             self.input(Input::Event(generation, line.turn_id.clone())).await;
         }
         let origin = Origin { generation, seq: line.seq };
         self.stage(line.turn_id.as_ref(), Some(origin), &line.event, line.persisted);
+    }
+
+    /// Something was said: from now on a worker must resume the session file
+    /// and never begin afresh.
+    async fn note_history(&mut self) {
+        if !self.row.has_history {
+            self.row.has_history = true;
+            let session = self.row.session_id.clone();
+            self.store("note the history", move |state| state.set_has_history(&session)).await;
+        }
     }
 
     async fn frame(&mut self, frame: FromWorker) {

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::escort::{Escort, Process};
 use super::figures;
+use crate::environment;
 use crate::link::{Connection, Link, LinkIn};
 use crate::providers::Launch;
 use crate::shared::Shared;
@@ -51,7 +52,7 @@ pub(super) struct Plan {
 }
 
 /// A worker that is ready.
-pub(super) struct Started {
+pub(crate) struct Started {
     pub(super) generation: Generation,
     pub(super) process: Process,
     pub(super) link: Link,
@@ -179,7 +180,12 @@ async fn spawn(plan: &Plan, launch: &Launch) -> Result<Spawned, Failure> {
     let connections = shared.registry.expect(&worker_id, &token);
     let spec = WorkerSpec {
         boot: boot(plan, &worker_id, token, generation, launch.host.clone()),
-        env: shared.providers.worker_env(&plan.row.provider, &launch.env_names, &mark),
+        env: environment::worker_env(
+            &plan.row.provider,
+            std::env::vars_os(),
+            &launch.env_names,
+            &mark,
+        ),
         mark: mark.clone(),
     };
     match shared.spawner.spawn(spec).await {

@@ -205,7 +205,7 @@ impl Actor {
     }
 
     pub(super) async fn write_message(&mut self, turn: &TurnId, prompt: &str, recovery: bool) {
-        let recovery = recovery.then(|| Recovery { force_expire_active_run: true, replay: None });
+        let recovery = recovery.then_some(Recovery { force_expire_active_run: true, replay: None });
         let sends = if recovery.is_some() { 2 } else { 1 };
         let (session, id, generation) =
             (self.row.session_id.clone(), turn.clone(), self.row.generation);
@@ -220,7 +220,8 @@ impl Actor {
         if self.tell(&ToWorker::Send(request), id, Pending::Send(turn.clone())) {
             return;
         }
-        self.lost("the worker does not read what it is told").await;
+        // Boxed: giving a worker up is an input, and an input may write.
+        Box::pin(self.lost("the worker does not read what it is told")).await;
     }
 
     pub(super) fn write_abort(&mut self, turn: &TurnId) {

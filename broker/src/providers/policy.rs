@@ -1,0 +1,57 @@
+//! Pi's tool policy: what each permission mode grants. Pure.
+
+use ade_protocol::action::PermissionMode;
+
+/// What an agent may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolPolicy {
+    /// Tools that are offered at all.
+    pub tools: Vec<String>,
+    /// Those of them that need a card before each call.
+    pub approval: Vec<String>,
+    /// Whether the user's extensions are loaded.
+    pub extensions: bool,
+}
+
+/// The policy of a permission mode.
+#[must_use]
+pub fn tool_policy(mode: PermissionMode) -> ToolPolicy {
+    let (tools, approval, extensions): (&[&str], &[&str], bool) = match mode {
+        PermissionMode::Plan => (&["read"], &[], false),
+        PermissionMode::Edit => (&["read", "edit", "write"], &[], true),
+        PermissionMode::FullAuto => (&["read", "bash", "edit", "write"], &[], true),
+        PermissionMode::Default => (
+            &["read", "bash", "edit", "write"],
+            &["bash", "edit", "write"],
+            false,
+        ),
+    };
+    let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+    ToolPolicy {
+        tools: owned(tools),
+        approval: owned(approval),
+        extensions,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_without_cards_has_no_shell_unless_it_says_everything() {
+        use PermissionMode::{Default, Edit, FullAuto, Plan};
+        let table = [
+            (Plan, "read", "", false),
+            (Edit, "read edit write", "", true),
+            (FullAuto, "read bash edit write", "", true),
+            (Default, "read bash edit write", "bash edit write", false),
+        ];
+        for (mode, tools, approval, extensions) in table {
+            let policy = tool_policy(mode);
+            assert_eq!(policy.tools.join(" "), tools, "{mode:?}");
+            assert_eq!(policy.approval.join(" "), approval, "{mode:?}");
+            assert_eq!(policy.extensions, extensions, "{mode:?}");
+        }
+    }
+}
