@@ -1,13 +1,20 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ade_protocol::action::{ChatCreate, PermissionMode};
 use tempfile::TempDir;
 
 use super::*;
 
+/// While one test writes a script, a child that another test starts would
+/// inherit the open file for a moment, and the script could not be executed
+/// ("text file busy"). So there is one machine at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 /// A user's home with programs that are scripts.
 struct Machine {
+    _turn: MutexGuard<'static, ()>,
     folder: TempDir,
     env: BTreeMap<String, OsString>,
     config: String,
@@ -17,6 +24,7 @@ const HOST: HostFiles = &[("pi.mjs", "// host")];
 
 impl Machine {
     fn new() -> Self {
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = TempDir::new().unwrap();
         let path = |name: &str| folder.path().join(name);
         fs::create_dir(path("bin")).unwrap();
