@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use ade_broker::config::Config;
 use ade_broker::home::Home;
 use ade_broker::journal;
+use ade_broker::providers::Providers;
 use ade_leases::process::{Liveness, marked};
 use ade_protocol::action::ProviderInfo;
 use ade_protocol::boot::MARK_ENV;
@@ -14,11 +17,25 @@ use crate::error::CommandError;
 
 /// Runs the broker.
 pub(crate) async fn serve(
-    _home: &Home,
-    _build_hash: String,
-    _replace: bool,
+    home: &Home,
+    build_hash: String,
+    replace: bool,
 ) -> Result<(), CommandError> {
-    Err(CommandError::failed("the broker is not part of this build"))
+    let options = ade_broker::ServeOptions {
+        home: home.root().to_owned(),
+        socket: Some(home.control_socket()),
+        version: env!("CARGO_PKG_VERSION").into(),
+        build_hash,
+        pi_host: ade_workers::hosts::PI_HOST,
+        replace,
+    };
+    ade_broker::serve(options).await.map_err(|error| {
+        let mut told = CommandError::new(error.kind(), error.exit_code(), error.to_string());
+        for hint in error.hints() {
+            told = told.hint(hint);
+        }
+        told.because(error)
+    })
 }
 
 /// What brokers that are gone left behind.
@@ -51,8 +68,16 @@ pub(crate) fn strays(home: &Home) -> Strays {
 }
 
 /// The kinds of agents, looked at from here.
-pub(crate) async fn providers(_home: &Home) -> Vec<ProviderInfo> {
-    Vec::new()
+pub(crate) async fn providers(home: &Home) -> Vec<ProviderInfo> {
+    let home = home.clone();
+    let looked = tokio::task::spawn_blocking(move || {
+        let config = Config::load(&home, |name| std::env::var_os(name)).unwrap_or_default();
+        let env = std::env::vars_os()
+            .filter_map(|(name, value)| name.into_string().ok().map(|name| (name, value)))
+            .collect();
+        Providers::new(home, Arc::new(config), env, ade_workers::hosts::PI_HOST).list()
+    });
+    looked.await.unwrap_or_default()
 }
 
 /// An error with its causes as one sentence.
