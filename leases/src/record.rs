@@ -83,6 +83,19 @@ pub struct Record {
     /// The name of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
+    /// Where those wait who came before this holder's turn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<QueueAt>,
+}
+
+/// An open file of the holder that others queue at; a hint for fairness, not
+/// for safety.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct QueueAt {
+    /// The holder's descriptor.
+    pub fd: i32,
+    /// The inode that it must be.
+    pub inode: u64,
 }
 
 impl Record {
@@ -107,6 +120,7 @@ impl Record {
             boot_id: here.boot_id.clone(),
             pid_namespace: here.pid_namespace,
             host: here.host.clone(),
+            queue: None,
         }
     }
 
@@ -167,6 +181,9 @@ impl Record {
             boot_id: text("bootId"),
             pid_namespace: map.get("pidNamespace").and_then(Value::as_u64),
             host: text("host"),
+            queue: map
+                .get("queue")
+                .and_then(|queue| QueueAt::deserialize(queue).ok()),
         })
     }
 

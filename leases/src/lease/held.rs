@@ -5,13 +5,13 @@ use super::guard::Guard;
 use super::place::{Inode, Place};
 use super::platform;
 use super::publish::{Staged, lock};
-use super::queue::Batons;
+use super::queue::{Baton, remember_waiters};
 use super::registry::Ticket;
 use super::seam::{Seam, Step};
 use super::seen::{Seen, see};
 use super::sides::sweep_own;
 use crate::record::Record;
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub struct Lease {
     record: Record,
     lock: Mutex<Lock>,
     /// Those who wait behind us, in order; let go after the file is gone.
-    batons: Batons,
+    baton: Option<Baton>,
     seam: Seam,
     over: bool,
     /// Goes last: only when the file is gone another thread may try.
@@ -43,6 +43,8 @@ pub struct Lease {
 struct Lock {
     file: File,
     inode: Inode,
+    /// It has never been anything but the file that we published.
+    first: bool,
 }
 
 /// What stands at the path of a lease that we believe to hold.
@@ -70,19 +72,20 @@ impl Lease {
         place: Place,
         record: Record,
         staged: Staged,
-        batons: Batons,
+        baton: Option<Baton>,
         seam: Seam,
         ticket: Ticket,
     ) -> Self {
         let lock = Mutex::new(Lock {
             file: staged.file,
             inode: staged.inode,
+            first: true,
         });
         Self {
             place,
             record,
             lock,
-            batons,
+            baton,
             seam,
             over: false,
             _ticket: ticket,
@@ -131,6 +134,7 @@ impl Lease {
                         *ours = Lock {
                             file,
                             inode: seen.inode,
+                            first: false,
                         };
                     }
                     Ok(Standing::Ours)
@@ -164,21 +168,33 @@ impl Lease {
         }
         let path = self.place.lease_path();
         let ours = self.lock.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.batons.remember_waiters(&ours.file, &path);
+        remember_waiters(self.baton.as_ref(), &ours.file, &path);
         let guard = Guard::take(&self.place, &self.seam).ok();
+        let untouched = self.is_untouched();
         let result = self.remove();
-        if let Ok(sides) = self.seam.run(Step::ReleaseSweep, || self.place.sides()) {
-            sweep_own(&self.place, &sides, &self.record.token);
+        // A file that was never moved has left no claim behind.
+        if !untouched {
+            let sides = self.seam.run(Step::ReleaseSweep, || self.place.sides());
+            sweep_own(&self.place, &sides.unwrap_or_default(), &self.record.token);
         }
         // Said aloud, because a child between fork and exec has a copy of the
-        // descriptor and would keep the lock for a moment.
+        // descriptor and would keep the locks for a moment.
         let ours = self.lock.get_mut().unwrap_or_else(PoisonError::into_inner);
         let _ = rustix::fs::flock(&ours.file, FlockOperation::Unlock);
+        let _ = platform::leave_queue(&ours.file);
         drop(guard);
-        result.map_err(|source| ReleaseError {
-            path: self.place.lease_path(),
-            source,
-        })
+        self.baton = None;
+        result.map_err(|source| ReleaseError { path, source })
+    }
+
+    /// The lease is the very file that we published, and has no other name. A
+    /// foreign program that puts a lease back makes a new file.
+    fn is_untouched(&self) -> bool {
+        let ours = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        ours.first
+            && rustix::fs::statat(&self.place.dir, &self.place.lease, flags)
+                .is_ok_and(|stat| Inode::of(&stat) == ours.inode && stat.st_nlink == 1)
     }
 
     fn remove(&self) -> io::Result<Released> {

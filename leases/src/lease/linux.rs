@@ -1,5 +1,6 @@
 //! What the lease needs of Linux alone.
 
+use crate::process::Pid;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::fs::{AtFlags, RawDir, SeekFrom, inotify};
@@ -8,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Calls `f` with every name in the directory. The descriptor is rewound
 /// first, so one descriptor serves for the guard and for every look.
@@ -34,10 +35,7 @@ pub(super) fn unnamed(dir: &OwnedFd) -> io::Result<Option<File>> {
         OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC,
         mode,
     ) {
-        Ok(file) => {
-            rustix::fs::fchmod(&file, mode)?;
-            Ok(Some(File::from(file)))
-        }
+        Ok(file) => Ok(Some(File::from(file))),
         Err(Errno::NOTSUP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno.into()),
     }
@@ -89,9 +87,31 @@ pub(super) fn head_queue(file: &File) {
     let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&range(libc::F_WRLCK, QUEUE)));
 }
 
+/// Leaves the queue and stops showing that we wait.
 pub(super) fn leave_queue(file: &File) -> io::Result<()> {
-    fcntl(file, FcntlArg::F_OFD_SETLK(&range(libc::F_UNLCK, QUEUE)))?;
-    hide_waiting(file)
+    let mut both = range(libc::F_UNLCK, QUEUE);
+    both.l_len = 2;
+    fcntl(file, FcntlArg::F_OFD_SETLK(&both))?;
+    Ok(())
+}
+
+/// Opens what another process has open, if it is the regular file with this
+/// inode. A device is never opened.
+pub(super) fn open_of_process(pid: Pid, fd: i32, inode: u64) -> Option<File> {
+    use std::os::unix::fs::MetadataExt;
+    let path = format!("/proc/{pid}/fd/{fd}");
+    let is_it = |meta: std::fs::Metadata| meta.is_file() && meta.ino() == inode;
+    if !std::fs::metadata(&path).is_ok_and(is_it) {
+        return None;
+    }
+    let file = File::options().read(true).write(true).open(&path).ok()?;
+    file.metadata().is_ok_and(is_it).then_some(file)
+}
+
+/// The real path of an open directory.
+pub(super) fn path_of_directory(dir: &OwnedFd) -> Option<PathBuf> {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd())).ok()?;
+    path.is_absolute().then_some(path)
 }
 
 /// Whether we are at the head.

@@ -3,12 +3,13 @@
 //! Open-file range locks and inotify are Linux's: here a waiter polls with
 //! jitter, and so does the holder that watches its lease.
 
+use crate::process::Pid;
 use rustix::fs::{Dir, SeekFrom};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Calls `f` with every name in the directory. The descriptor is rewound
 /// first, so one descriptor serves for the guard and for every look.
@@ -27,6 +28,16 @@ pub(super) fn unnamed(_dir: &OwnedFd) -> io::Result<Option<File>> {
 
 pub(super) fn give_name(_file: &File, _dir: &OwnedFd, _name: &OsStr) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+/// macOS shows no descriptors of other processes.
+pub(super) fn open_of_process(_pid: Pid, _fd: i32, _inode: u64) -> Option<File> {
+    None
+}
+
+/// The real path of an open directory: asked by name there.
+pub(super) fn path_of_directory(_dir: &OwnedFd) -> Option<PathBuf> {
+    None
 }
 
 pub(super) fn head_queue(_file: &File) {}

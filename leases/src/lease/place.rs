@@ -68,26 +68,31 @@ impl Place {
     /// One session, one lease file, however the session is spelled.
     pub(crate) fn of(session_file: &Path) -> Result<Self, AcquireError> {
         let io = |path: &Path, source| AcquireError::io(None, path, source);
-        let link = std::fs::symlink_metadata(session_file).ok();
-        let session_file = if link
-            .as_ref()
-            .is_some_and(|meta| meta.file_type().is_symlink())
-        {
-            &std::fs::canonicalize(session_file).map_err(|source| io(session_file, source))?
-        } else {
-            session_file
+        let place = Self::by_name(session_file)?;
+        let name = place.session.file_name().unwrap_or_default();
+        let stat = match rustix::fs::statat(&place.dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            Err(rustix::io::Errno::NOENT) => return Ok(place),
+            Err(errno) => return Err(io(session_file, errno.into())),
         };
-        if link.is_some_and(|meta| meta.is_dir()) {
-            return Err(AcquireError::NotAFile {
-                path: session_file.to_owned(),
-                what: FileKind::Directory,
-            });
+        match FileKind::of(&stat) {
+            None => Ok(place),
+            Some(FileKind::Symlink) => {
+                let real = std::fs::canonicalize(session_file);
+                Self::by_name(&real.map_err(|source| io(session_file, source))?)
+            }
+            Some(what) => {
+                let path = session_file.to_owned();
+                Err(AcquireError::NotAFile { path, what })
+            }
         }
+    }
+
+    fn by_name(session_file: &Path) -> Result<Self, AcquireError> {
         let Some(name) = session_file.file_name() else {
-            return Err(AcquireError::NotAFile {
-                path: session_file.to_owned(),
-                what: FileKind::Directory,
-            });
+            let path = session_file.to_owned();
+            let what = FileKind::Directory;
+            return Err(AcquireError::NotAFile { path, what });
         };
         let parent = match session_file.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -97,12 +102,15 @@ impl Place {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => AcquireError::NoDirectory {
                 path: parent.to_owned(),
             },
-            _ => io(parent, source),
+            _ => AcquireError::io(None, parent, source),
         };
-        let dir_path = std::fs::canonicalize(parent).map_err(no_directory)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = rustix::fs::openat(CWD, &dir_path, flags, Mode::empty())
+        let dir = rustix::fs::openat(CWD, parent, flags, Mode::empty())
             .map_err(|errno| no_directory(errno.into()))?;
+        let dir_path = match super::platform::path_of_directory(&dir) {
+            Some(path) => path,
+            None => std::fs::canonicalize(parent).map_err(no_directory)?,
+        };
         let mut lease = name.to_owned();
         lease.push(SUFFIX);
         Ok(Self {
@@ -150,15 +158,11 @@ impl Place {
         }
     }
 
-    /// Makes a file that was not there, 0600 whatever the umask.
+    /// Makes a file that was not there.
     pub(crate) fn create(&self, name: &OsStr) -> io::Result<File> {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::RUSR | Mode::WUSR;
-        let file = rustix::fs::openat(&self.dir, name, flags, mode)?;
-        // Filesystems without modes (FAT) refuse this and protect the whole
-        // mount instead.
-        let _ = rustix::fs::fchmod(&file, mode);
+        let file = rustix::fs::openat(&self.dir, name, flags, Mode::RUSR | Mode::WUSR)?;
         Ok(File::from(file))
     }
 

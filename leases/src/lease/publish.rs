@@ -6,7 +6,7 @@ use super::place::{Inode, Place, Side};
 use super::platform;
 use super::seam::{Seam, Step};
 use crate::record::Record;
-use rustix::fs::{AtFlags, FlockOperation, RenameFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, RenameFlags};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -102,7 +102,13 @@ fn write_and_lock(
     let take = || {
         platform::head_queue(file);
         lock(file)?;
-        Ok(Inode::of(&rustix::fs::fstat(&*file)?))
+        let stat = rustix::fs::fstat(&*file)?;
+        if Mode::from_raw_mode(stat.st_mode) != Mode::RUSR | Mode::WUSR {
+            // A strange umask. Filesystems without modes (FAT) refuse this and
+            // protect the whole mount instead.
+            let _ = rustix::fs::fchmod(&*file, Mode::RUSR | Mode::WUSR);
+        }
+        Ok(Inode::of(&stat))
     };
     seam.run(Step::StageLock, take)
         .map_err(|source| (Step::StageLock, source))

@@ -7,23 +7,33 @@
 //!
 //! - Who gets the range lock is next. It keeps it, as a *baton*, until it has
 //!   released in its turn, so that those behind it wait where they are and
-//!   their order stays.
+//!   their order stays. Its record says where that queue is, so that newcomers
+//!   join it: one queue, through any number of holders.
 //! - Waiters also show themselves by a shared lock of a second range. A holder
 //!   that sees some at its release keeps a descriptor of that inode for a
 //!   moment, and when it wants the lease again it queues there, behind them.
 //!   Without this it would win every race against a waiter that must first be
 //!   woken.
+//! - A waiter is in one queue: when it finds that a newcomer was faster, it lets
+//!   its baton go and queues behind the newcomer; so do those behind it.
 //! - A holder of another program takes no range lock. Then the first waiter has
 //!   the baton at once and polls; the others still queue behind it.
 //!
 //! Range locks can't be waited for with a timeout, so a thread waits. One that
 //! is abandoned goes when its turn comes; there is a bound on how many.
 
+use super::error::Holder;
+use super::place::Place;
 use super::platform;
-use super::registry::{keep_queue, kept_queue};
+use super::registry::keep_queue;
 use super::seam::{Seam, Step};
+use crate::process::here;
+use crate::record::{QueueAt, Record};
+use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -36,11 +46,7 @@ const ABANDONED_MAX: usize = 16;
 
 static ABANDONED: AtomicUsize = AtomicUsize::new(0);
 
-/// Batons that one waiter carries; it gets another one only when a newcomer
-/// was faster than the queue. With more than this the oldest is passed on.
-const BATONS_MAX: usize = 4;
-
-/// A place at the head of a queue; dropping it lets the next one go.
+/// The place at the head of a queue; dropping it lets the next one go.
 #[derive(Debug)]
 pub(crate) struct Baton {
     file: Arc<File>,
@@ -53,9 +59,16 @@ impl Drop for Baton {
     }
 }
 
-/// The batons of one waiter and then of its lease.
-#[derive(Debug, Default)]
-pub(crate) struct Batons(Vec<Baton>);
+impl Baton {
+    /// Where others find the queue, for as long as this process keeps it.
+    pub(crate) fn advertised(&self) -> Option<QueueAt> {
+        let inode = self.file.metadata().ok()?.ino();
+        Some(QueueAt {
+            fd: self.file.as_raw_fd(),
+            inode,
+        })
+    }
+}
 
 pub(crate) enum Queued {
     /// We are next: look again at once.
@@ -66,78 +79,74 @@ pub(crate) enum Queued {
     NoQueue,
 }
 
-impl Batons {
-    fn push(&mut self, baton: Baton) {
-        if self.0.len() == BATONS_MAX {
-            self.0.remove(0);
-        }
-        self.0.push(baton);
+/// The queue to wait in: the one that the holder has, or else its lease file.
+/// Opened for writing, as a lock needs it; nothing is ever written.
+pub(crate) fn queue_of(place: &Place, holder: Option<&Holder>) -> Option<File> {
+    let record = holder.and_then(|holder| holder.record.as_ref());
+    if let Some(file) = record.and_then(advertised_by) {
+        return Some(file);
     }
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&place.dir, &place.lease, flags, Mode::empty()).ok()?;
+    let file = File::from(file);
+    file.metadata()
+        .is_ok_and(|meta| meta.is_file())
+        .then_some(file)
+}
 
-    fn heads(&self, file: &File) -> bool {
-        use std::os::unix::fs::MetadataExt;
-        let inode = |file: &File| file.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
-        let wanted = inode(file);
-        self.0.iter().any(|baton| inode(&baton.file) == wanted)
+fn advertised_by(record: &Record) -> Option<File> {
+    let at = record.queue?;
+    if record.pid_namespace != here().pid_namespace {
+        return None;
     }
+    let file = platform::open_of_process(record.pid?, at.fd, at.inode)?;
+    Some(file)
+}
 
-    /// Queues at the place that our own last release has left, if any.
-    pub(crate) fn rejoin(&mut self, lease: &Path, left: Duration, seam: &Seam) -> Queued {
-        match kept_queue(lease) {
-            Some(file) => self.wait(file, left, seam),
-            None => Queued::NoQueue,
-        }
+/// Waits for the head of a queue. A baton of another queue is let go first.
+pub(crate) fn queue(baton: &mut Option<Baton>, file: File, left: Duration, seam: &Seam) -> Queued {
+    let inode = |file: &File| file.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
+    if baton
+        .as_ref()
+        .is_some_and(|baton| inode(&baton.file) == inode(&file))
+    {
+        return Queued::NoQueue;
     }
-
-    /// Queues at this lease file, opened for writing.
-    pub(crate) fn join(&mut self, file: File, left: Duration, seam: &Seam) -> Queued {
-        if self.heads(&file) {
-            Queued::NoQueue
-        } else {
-            self.wait(file, left, seam)
+    let file = Arc::new(file);
+    let asked = seam.run(Step::Queue, || {
+        platform::show_waiting(&file)?;
+        platform::try_queue(&file)
+    });
+    *baton = None;
+    match asked {
+        Ok(true) => {
+            *baton = Some(Baton { file });
+            return Queued::Next;
         }
+        Ok(false) if ABANDONED.load(Ordering::Relaxed) < ABANDONED_MAX => {}
+        Ok(false) | Err(_) => return Queued::NoQueue,
     }
-
-    fn wait(&mut self, file: File, left: Duration, seam: &Seam) -> Queued {
-        let file = Arc::new(file);
-        let asked = seam.run(Step::Queue, || {
-            platform::show_waiting(&file)?;
-            platform::try_queue(&file)
-        });
-        match asked {
-            Ok(true) => {
-                self.push(Baton { file });
-                return Queued::Next;
-            }
-            Ok(false) if ABANDONED.load(Ordering::Relaxed) < ABANDONED_MAX => {}
-            Ok(false) | Err(_) => return Queued::NoQueue,
+    match wait_by_thread(&file, left) {
+        Ok(true) => {
+            *baton = Some(Baton { file });
+            Queued::Next
         }
-        match wait_by_thread(&file, left) {
-            Ok(true) => {
-                self.push(Baton { file });
-                Queued::Next
-            }
-            Ok(false) => {
-                let _ = platform::hide_waiting(&file);
-                Queued::TimedOut
-            }
-            Err(_) => Queued::NoQueue,
+        Ok(false) => {
+            let _ = platform::hide_waiting(&file);
+            Queued::TimedOut
         }
+        Err(_) => Queued::NoQueue,
     }
+}
 
-    /// Called while the lease is still held: whether anybody waits, and if so
-    /// keeps that queue for our own next try.
-    pub(crate) fn remember_waiters(&self, lock: &File, lease: &Path) {
-        let own = std::iter::once(lock);
-        let queues = self.0.iter().map(|baton| &*baton.file).chain(own);
-        for file in queues {
-            if platform::has_waiters(file) {
-                if let Ok(file) = file.try_clone() {
-                    keep_queue(lease, file);
-                }
-                return;
-            }
-        }
+/// Called while the lease is still held: whether anybody waits, and if so
+/// keeps that queue for our own next try.
+pub(crate) fn remember_waiters(baton: Option<&Baton>, lock: &File, lease: &Path) {
+    let queues = baton.map(|baton| &*baton.file).into_iter().chain([lock]);
+    if let Some(file) = queues.into_iter().find(|file| platform::has_waiters(file))
+        && let Ok(file) = file.try_clone()
+    {
+        keep_queue(lease, file);
     }
 }
 

@@ -5,17 +5,15 @@ use super::guard::{Guard, GuardError};
 use super::held::Lease;
 use super::place::{Place, Side};
 use super::publish::{Published, Staged, publish};
-use super::queue::{Batons, Queued};
+use super::queue::{Baton, Queued, queue, queue_of};
 use super::reclaim::{Reclaimed, reclaim};
-use super::registry::Ticket;
+use super::registry::{Ticket, kept_queue};
 use super::seam::{Seam, Step};
 use super::seen::{Seen, SeenFile, see};
 use super::sides::{blocking_claim, sweep};
 use crate::record::{OwnerKind, Record};
 use crate::verdict::Verdict;
-use rustix::fs::{Mode, OFlags};
 use std::ffi::OsString;
-use std::fs::File;
 use std::hash::{BuildHasher, Hasher};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -71,22 +69,23 @@ pub fn acquire_with(
             owner_id,
         }
     })?;
-    let record = Record::new(request.owner, &request.owner_id, &place.session);
-    let taking = Taking {
+    let mut taking = Taking {
         place: &place,
-        record: &record,
+        request,
         seam,
+        record: None,
+        baton: None,
     };
-    let mut batons = Batons::default();
     let staged = match deadline {
         None => taking.rounds()?,
-        Some(deadline) => taking.until(deadline, &mut batons)?,
+        Some(deadline) => taking.until(deadline)?,
     };
+    let (record, baton) = (taking.record(), taking.baton);
     Ok(Lease::new(
         place,
         record,
         staged,
-        batons,
+        baton,
         seam.clone(),
         ticket,
     ))
@@ -94,15 +93,30 @@ pub fn acquire_with(
 
 struct Taking<'a> {
     place: &'a Place,
-    record: &'a Record,
+    request: &'a Request,
     seam: &'a Seam,
+    /// Made when it is first needed: a refusal needs none.
+    record: Option<Record>,
+    /// The place at the head of the queue, once we have it.
+    baton: Option<Baton>,
 }
 
 impl Taking<'_> {
-    fn until(&self, deadline: Instant, batons: &mut Batons) -> Result<Staged, AcquireError> {
+    /// Our record with the queue that is ours by now.
+    fn record(&mut self) -> Record {
+        let request = self.request;
+        let new = || Record::new(request.owner, &request.owner_id, &self.place.session);
+        let mut record = self.record.get_or_insert_with(new).clone();
+        record.queue = self.baton.as_ref().and_then(Baton::advertised);
+        record
+    }
+
+    fn until(&mut self, deadline: Instant) -> Result<Staged, AcquireError> {
         let left = || deadline.saturating_duration_since(Instant::now());
         // Others waited when we released: they come first.
-        batons.rejoin(&self.place.lease_path(), left(), self.seam);
+        if let Some(file) = kept_queue(&self.place.lease_path()) {
+            queue(&mut self.baton, file, left(), self.seam);
+        }
         let mut pause = PAUSE_MIN;
         loop {
             let refusal = match self.rounds() {
@@ -113,8 +127,8 @@ impl Taking<'_> {
             if left().is_zero() {
                 return Err(refusal);
             }
-            let queued = match self.open_for_queue() {
-                Some(file) => batons.join(file, left(), self.seam),
+            let queued = match queue_of(self.place, refusal.holder()) {
+                Some(file) => queue(&mut self.baton, file, left(), self.seam),
                 None => Queued::NoQueue,
             };
             match queued {
@@ -129,17 +143,7 @@ impl Taking<'_> {
         }
     }
 
-    fn open_for_queue(&self) -> Option<File> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let name = &self.place.lease;
-        let file = rustix::fs::openat(&self.place.dir, name, flags, Mode::empty()).ok()?;
-        let file = File::from(file);
-        file.metadata()
-            .is_ok_and(|meta| meta.is_file())
-            .then_some(file)
-    }
-
-    fn rounds(&self) -> Result<Staged, AcquireError> {
+    fn rounds(&mut self) -> Result<Staged, AcquireError> {
         for _ in 0..ROUNDS {
             if let Some(staged) = self.round()? {
                 return Ok(staged);
@@ -152,10 +156,10 @@ impl Taking<'_> {
     }
 
     /// `None`: the path changed under our hands.
-    fn round(&self) -> Result<Option<Staged>, AcquireError> {
+    fn round(&mut self) -> Result<Option<Staged>, AcquireError> {
         // The first look is without the guard: a refusal costs one read.
         let there = self.judge(Step::Look)?.is_some();
-        self.refuse_claims(Step::ScanClaims)?;
+        self.refuse_claims(Step::ScanClaims, "")?;
         let guard = Guard::take(self.place, self.seam).map_err(|error| match error {
             GuardError::Timeout => AcquireError::GuardTimeout {
                 dir: self.place.dir_path.clone(),
@@ -169,18 +173,19 @@ impl Taking<'_> {
         } else {
             None
         };
+        let record = &self.record();
         let staged = match dead {
             // No record seen means: try to publish, never to reclaim.
-            None => match publish(self.place, self.record, self.seam)? {
+            None => match publish(self.place, record, self.seam)? {
                 Published::Ours(staged) => staged,
                 Published::Taken => return Ok(None),
             },
-            Some(dead) => match reclaim(self.place, self.record, &dead, self.seam)? {
+            Some(dead) => match reclaim(self.place, record, &dead, self.seam)? {
                 Reclaimed::Ours(staged) => staged,
                 Reclaimed::Changed => return Ok(None),
             },
         };
-        match self.refuse_claims(Step::ScanAgain) {
+        match self.refuse_claims(Step::ScanAgain, &record.token) {
             Ok(sides) => {
                 sweep(self.place, &sides);
                 let _ = self.seam.run(Step::Unguard, || {
@@ -232,12 +237,16 @@ impl Taking<'_> {
         }
     }
 
-    fn refuse_claims(&self, step: Step) -> Result<Vec<(Side, OsString)>, AcquireError> {
+    fn refuse_claims(
+        &self,
+        step: Step,
+        own_token: &str,
+    ) -> Result<Vec<(Side, OsString)>, AcquireError> {
         let sides = self
             .seam
             .run(step, || self.place.sides())
             .map_err(|source| AcquireError::io(Some(step), &self.place.dir_path, source))?;
-        match blocking_claim(self.place, &sides, &self.record.token) {
+        match blocking_claim(self.place, &sides, own_token) {
             Some(refusal) => Err(refusal),
             None => Ok(sides),
         }
