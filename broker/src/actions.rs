@@ -49,10 +49,15 @@ pub struct About {
 pub fn exit_code(kind: &str) -> u8 {
     match kind {
         "held" | "lease_lost" => exit::HELD,
-        "provider_not_usable" | "no_model" | "no_auth" | "model_not_found" | "host_not_started"
-        | "package_missing" | "package_unreadable" | "version_unsupported" | "node_too_old" => {
-            exit::PROVIDER_NOT_USABLE
-        }
+        "provider_not_usable"
+        | "no_model"
+        | "no_auth"
+        | "model_not_found"
+        | "host_not_started"
+        | "package_missing"
+        | "package_unreadable"
+        | "version_unsupported"
+        | "node_too_old" => exit::PROVIDER_NOT_USABLE,
         "timed_out" | "silent" => exit::TIMED_OUT,
         "denied" => exit::DENIED,
         "not_found" | "lane_missing" | "invalid" => exit::USAGE,
@@ -73,16 +78,30 @@ pub async fn call(
 ) -> Result<Box<RawValue>, RpcError> {
     let Some(spec) = ACTIONS.iter().find(|spec| spec.name == action) else {
         let message = format!("there is no action {action:?}");
-        return Err(RpcError { code: rpc::METHOD_NOT_FOUND, ..RpcError::failed("not_found", exit::USAGE, message) }
-            .hint("`ade actions list` names them all"));
+        return Err(RpcError {
+            code: rpc::METHOD_NOT_FOUND,
+            ..RpcError::failed("not_found", exit::USAGE, message)
+        }
+        .hint("`ade actions list` names them all"));
     };
     if caller.role < spec.role {
         tracing::warn!(action, client = caller.name, role = ?caller.role, "denied");
-        let message = format!("{action} needs the role {:?}; this connection has {:?}", spec.role, caller.role);
-        return Err(RpcError::failed("denied", exit::DENIED, message.to_lowercase()));
+        let message = format!(
+            "{action} needs the role {:?}; this connection has {:?}",
+            spec.role, caller.role
+        );
+        return Err(RpcError::failed(
+            "denied",
+            exit::DENIED,
+            message.to_lowercase(),
+        ));
     }
     match action {
-        name::CHAT_CREATE => answer(&manager.create(arguments_of::<ChatCreate>(arguments)?).await?),
+        name::CHAT_CREATE => answer(
+            &manager
+                .create(arguments_of::<ChatCreate>(arguments)?)
+                .await?,
+        ),
         name::CHAT_SHOW => answer(&show(manager, &arguments_of(arguments)?).await?),
         name::CHAT_STOP => {
             let ChatRef { session_id } = arguments_of(arguments)?;
@@ -95,11 +114,19 @@ pub async fn call(
             manager.delete(&session_id).await?;
             answer(&Nothing {})
         }
-        name::SESSIONS_LIST => answer(&SessionList { sessions: list(manager).await }),
+        name::SESSIONS_LIST => answer(&SessionList {
+            sessions: list(manager).await,
+        }),
         name::CARDS_LIST => answer(&manager.card_list()),
         name::CARDS_ANSWER => {
-            let CardAnswer { card_id, session_id, answer: given } = arguments_of(arguments)?;
-            manager.answer(session_id.as_ref(), &card_id, given, &caller.name).await?;
+            let CardAnswer {
+                card_id,
+                session_id,
+                answer: given,
+            } = arguments_of(arguments)?;
+            manager
+                .answer(session_id.as_ref(), &card_id, given, &caller.name)
+                .await?;
             answer(&CardAnswered { card_id })
         }
         name::PROVIDERS_LIST => {
@@ -127,19 +154,42 @@ async fn chat(
 ) -> Result<Box<RawValue>, RpcError> {
     match action {
         name::CHAT_SEND => {
-            let ChatSend { session_id, prompt, retry } = arguments_of(arguments)?;
+            let ChatSend {
+                session_id,
+                prompt,
+                retry,
+            } = arguments_of(arguments)?;
             let session = manager.session(&session_id)?;
-            answer(&session.call(|reply| Command::Send { prompt, retry, reply }).await?)
+            answer(
+                &session
+                    .call(|reply| Command::Send {
+                        prompt,
+                        retry,
+                        reply,
+                    })
+                    .await?,
+            )
         }
         name::CHAT_STEER => {
             let ChatSteer { session_id, prompt } = arguments_of(arguments)?;
             let session = manager.session(&session_id)?;
-            answer(&session.call(|reply| Command::Steer { prompt, reply }).await?)
+            answer(
+                &session
+                    .call(|reply| Command::Steer { prompt, reply })
+                    .await?,
+            )
         }
         name::CHAT_ABORT => {
-            let ChatAbort { session_id, turn_id } = arguments_of(arguments)?;
+            let ChatAbort {
+                session_id,
+                turn_id,
+            } = arguments_of(arguments)?;
             let session = manager.session(&session_id)?;
-            answer(&session.call(|reply| Command::Abort { turn_id, reply }).await?)
+            answer(
+                &session
+                    .call(|reply| Command::Abort { turn_id, reply })
+                    .await?,
+            )
         }
         name::CHAT_RESET => {
             let ChatRef { session_id } = arguments_of(arguments)?;
@@ -156,7 +206,10 @@ async fn chat(
             answer(&ask(manager, &session_id, Ask::Thinking(level)).await?)
         }
         name::CHAT_COMPACT => {
-            let ChatCompact { session_id, instructions } = arguments_of(arguments)?;
+            let ChatCompact {
+                session_id,
+                instructions,
+            } = arguments_of(arguments)?;
             ask(manager, &session_id, Ask::Compact(instructions)).await?;
             answer(&Nothing {})
         }
@@ -178,7 +231,8 @@ async fn show(manager: &Manager, request: &ChatShow) -> Result<ChatShown, RpcErr
     let path = manager.shared().home.transcript(&request.session_id);
     let after = request.after;
     let limit = request.limit.clamp(1, 10_000);
-    let read = tokio::task::spawn_blocking(move || transcript::read_after(&path, after, SHOW_BYTES));
+    let read =
+        tokio::task::spawn_blocking(move || transcript::read_after(&path, after, SHOW_BYTES));
     let failed = |why: String| RpcError::failed("transcript", exit::FAILED, why);
     let page = read
         .await
@@ -191,14 +245,24 @@ async fn show(manager: &Manager, request: &ChatShow) -> Result<ChatShown, RpcErr
         .take(limit)
         .filter_map(|(_, line)| serde_json::from_slice(line).ok())
         .collect();
-    Ok(ChatShown { session: session.view().info.clone(), events, more })
+    Ok(ChatShown {
+        session: session.view().info.clone(),
+        events,
+        more,
+    })
 }
 
 /// All chats with what their processes use.
 async fn list(manager: &Manager) -> Vec<SessionInfo> {
-    let mut sessions: Vec<SessionInfo> =
-        manager.all().iter().map(|session| session.view().info.clone()).collect();
-    let workers: Vec<i32> = sessions.iter().filter_map(|session| session.worker_pid).collect();
+    let mut sessions: Vec<SessionInfo> = manager
+        .all()
+        .iter()
+        .map(|session| session.view().info.clone())
+        .collect();
+    let workers: Vec<i32> = sessions
+        .iter()
+        .filter_map(|session| session.worker_pid)
+        .collect();
     let usage = tokio::task::spawn_blocking(move || crate::usage::of_trees(&workers)).await;
     let usage = usage.unwrap_or_default();
     for session in &mut sessions {
@@ -211,15 +275,25 @@ async fn list(manager: &Manager) -> Vec<SessionInfo> {
 }
 
 fn status(manager: &Manager, about: &About) -> BrokerStatus {
-    let views: Vec<_> = manager.all().iter().map(crate::session::Session::view).collect();
+    let views: Vec<_> = manager
+        .all()
+        .iter()
+        .map(crate::session::Session::view)
+        .collect();
     BrokerStatus {
         runtime: about.runtime.clone(),
         started_at: about.started_at.clone(),
         fence: manager.shared().fence,
         socket: about.socket.clone(),
         sessions: views.len(),
-        workers: views.iter().filter(|view| view.info.worker_pid.is_some()).count(),
-        turns: views.iter().filter(|view| view.info.turn_id.is_some()).count(),
+        workers: views
+            .iter()
+            .filter(|view| view.info.worker_pid.is_some())
+            .count(),
+        turns: views
+            .iter()
+            .filter(|view| view.info.turn_id.is_some())
+            .count(),
         open_cards: views.iter().map(|view| view.cards.len()).sum(),
         clients: about.clients.load(std::sync::atomic::Ordering::Relaxed),
         fds: crate::limits::fd_usage().unwrap_or((0, 0)),
@@ -228,11 +302,18 @@ fn status(manager: &Manager, about: &About) -> BrokerStatus {
 }
 
 fn arguments_of<T: DeserializeOwned>(arguments: Value) -> Result<T, RpcError> {
-    let arguments = if arguments.is_null() { Value::Object(serde_json::Map::new()) } else { arguments };
+    let arguments = if arguments.is_null() {
+        Value::Object(serde_json::Map::new())
+    } else {
+        arguments
+    };
     serde_json::from_value(arguments).map_err(|error| {
         let message = format!("the arguments do not fit: {error}");
-        RpcError { code: rpc::INVALID_PARAMS, ..RpcError::failed("invalid", exit::USAGE, message) }
-            .hint("`ade actions list` shows their schema and an example")
+        RpcError {
+            code: rpc::INVALID_PARAMS,
+            ..RpcError::failed("invalid", exit::USAGE, message)
+        }
+        .hint("`ade actions list` shows their schema and an example")
     })
 }
 

@@ -78,7 +78,9 @@ pub async fn serve(stream: UnixStream, peer: Peer, manager: Arc<Manager>, about:
     let mut reader = FramedRead::new(reader, LineCodec::default());
     let places = Arc::new(Semaphore::new(CONCURRENT));
     while let Some(Ok(line)) = reader.next().await {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            break;
+        };
         let line = match line {
             Line::Whole(line) => line,
             Line::Half(_) => break,
@@ -122,7 +124,9 @@ pub async fn serve(stream: UnixStream, peer: Peer, manager: Arc<Manager>, about:
 /// The trusted role: the user who owns ADE_HOME may do everything; what runs
 /// below one of our workers is an agent, whatever it says of itself.
 fn role(manager: &Manager, peer: Peer) -> Role {
-    let Some(pid) = peer.pid else { return Role::Agent };
+    let Some(pid) = peer.pid else {
+        return Role::Agent;
+    };
     let workers: HashSet<i32> = manager
         .all()
         .iter()
@@ -133,8 +137,10 @@ fn role(manager: &Manager, peer: Peer) -> Role {
     }
     match ade_leases::process::table() {
         Ok(table) => {
-            let parents: HashMap<i32, i32> =
-                table.iter().map(|entry| (entry.pid.get(), entry.ppid)).collect();
+            let parents: HashMap<i32, i32> = table
+                .iter()
+                .map(|entry| (entry.pid.get(), entry.ppid))
+                .collect();
             let mut current = pid;
             // The bound guards against a table that changed while it was read.
             for _ in 0..256 {
@@ -214,8 +220,14 @@ impl Client {
                 done(&serde_json::json!({ "actions": actions }))
             }
             ACTIONS_CALL => {
-                let CallParams { name: action, arguments } = params(call)?;
-                let caller = Caller { name, role: self.role };
+                let CallParams {
+                    name: action,
+                    arguments,
+                } = params(call)?;
+                let caller = Caller {
+                    name,
+                    role: self.role,
+                };
                 let result =
                     actions::call(&self.manager, &self.about, &caller, &action, arguments).await?;
                 Ok(Answered { result, then: None })
@@ -241,8 +253,17 @@ impl Client {
                 .hint("`ade serve --replace` starts a broker of this client's version"));
         }
         // Who answers is shown to other people; it is only a name.
-        let name: String = params.client_name.chars().filter(|c| !c.is_control()).take(64).collect();
-        *lock(&self.name) = Some(if name.is_empty() { "a client".into() } else { name });
+        let name: String = params
+            .client_name
+            .chars()
+            .filter(|c| !c.is_control())
+            .take(64)
+            .collect();
+        *lock(&self.name) = Some(if name.is_empty() {
+            "a client".into()
+        } else {
+            name
+        });
         let mut runtime_info = self.about.runtime.clone();
         runtime_info.default_role = format!("{:?}", self.role).to_lowercase();
         Ok(InitializeResult {
@@ -269,7 +290,10 @@ impl Client {
         // The feed starts now, its lines go out only behind this answer.
         let feed = subscription::Feed::open(&self.manager, params, subscription_id, end);
         let open_cards = self.manager.cards(params.session_id.as_ref());
-        let mut answered = done(&Subscribed { subscription_id, open_cards })?;
+        let mut answered = done(&Subscribed {
+            subscription_id,
+            open_cards,
+        })?;
         answered.then = Some(feed);
         Ok(answered)
     }

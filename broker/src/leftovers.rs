@@ -30,11 +30,34 @@ pub async fn close(home: &Home, state: &StateHandle) -> Result<usize, LeftoverEr
     let cards = state.run(crate::state::State::open_cards).await?;
     let turns = state.run(crate::state::State::running_turns).await?;
     for card in cards {
-        let outcome = CardOutcome::Withdrawn { why: Withdrawal::WorkerGone };
-        let event = Event::CardResolved { card_id: card.card_id.clone(), resolution: outcome };
-        note(write(home, &card.session_id, card.turn_id.as_ref(), &[event]), &card.session_id);
+        let outcome = CardOutcome::Withdrawn {
+            why: Withdrawal::WorkerGone,
+        };
+        let event = Event::CardResolved {
+            card_id: card.card_id.clone(),
+            resolution: outcome,
+        };
+        note(
+            write(home, &card.session_id, card.turn_id.as_ref(), &[event]),
+            &card.session_id,
+        );
         let session = card.session_id.clone();
-        state.run(move |state| state.remove_cards(&session).map(drop)).await?;
+        state
+            .run(move |state| state.remove_cards(&session).map(drop))
+            .await?;
+    }
+    let files = state.run(crate::state::State::sessions).await?;
+    let files: Vec<String> = files
+        .into_iter()
+        .filter_map(|row| row.session_file)
+        .collect();
+    let freed = tokio::task::spawn_blocking(move || {
+        for file in &files {
+            crate::session::free_lease(std::path::Path::new(file));
+        }
+    });
+    if let Err(error) = freed.await {
+        tracing::error!(%error, "leases of dead workers were left");
     }
     let count = turns.len();
     for turn in turns {
@@ -47,14 +70,28 @@ pub async fn close(home: &Home, state: &StateHandle) -> Result<usize, LeftoverEr
                 message: message.clone(),
                 detail: Some("kind: broker_ended".into()),
             },
-            Event::Status { status: TurnStatus::Failed },
-            Event::Done { status: TurnStatus::Failed, stop_reason: None, usage: None },
+            Event::Status {
+                status: TurnStatus::Failed,
+            },
+            Event::Done {
+                status: TurnStatus::Failed,
+                stop_reason: None,
+                usage: None,
+            },
         ];
-        note(write(home, &turn.session_id, Some(&turn.turn_id), &events), &turn.session_id);
+        note(
+            write(home, &turn.session_id, Some(&turn.turn_id), &events),
+            &turn.session_id,
+        );
         state
             .run(move |state| {
                 state
-                    .end_turn(&turn.session_id, &turn.turn_id, TurnStatus::Failed, Some(&message))
+                    .end_turn(
+                        &turn.session_id,
+                        &turn.turn_id,
+                        TurnStatus::Failed,
+                        Some(&message),
+                    )
                     .map(drop)
             })
             .await?;

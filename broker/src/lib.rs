@@ -13,33 +13,33 @@
 //! - every turn ends with exactly one `done`.
 
 pub mod actions;
-pub mod endpoint;
-pub mod leftovers;
-pub mod link;
-pub mod manager;
-pub mod session;
-pub mod shared;
-pub mod subscription;
-pub mod usage;
 pub mod budget;
 pub mod cards;
 pub mod classify;
 pub mod clock;
 pub mod config;
+pub mod endpoint;
 pub mod environment;
 pub mod home;
 pub mod hub;
 pub mod journal;
+pub mod leftovers;
 pub mod limits;
+pub mod link;
 pub mod lock;
+pub mod manager;
 pub mod providers;
 pub mod reap;
+pub mod session;
+pub mod shared;
 pub mod socket;
 pub mod spawn;
 pub mod state;
+pub mod subscription;
 pub mod sweep;
 pub mod transcript;
 pub mod turn;
+pub mod usage;
 
 mod serve;
 pub use serve::{ServeError, ServeOptions, serve};

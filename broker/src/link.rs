@@ -139,18 +139,27 @@ fn read_line(line: &Line) -> Result<Option<LinkIn>, FrameFault> {
         // replayed when the worker connects again.
         Line::Half(_) => return Ok(None),
         Line::TooLong(length) => {
-            return Err(FrameFault::Malformed(format!("frame too long: {length} bytes")));
+            return Err(FrameFault::Malformed(format!(
+                "frame too long: {length} bytes"
+            )));
         }
     };
     let text = codec::text(bytes);
     let header = Header::read(&text)?;
     if header.kind == "event" {
         let (Some(seq), Some(event)) = (header.seq, header.event) else {
-            return Err(FrameFault::Malformed("`event` needs `seq` and `event`".into()));
+            return Err(FrameFault::Malformed(
+                "`event` needs `seq` and `event`".into(),
+            ));
         };
         let persisted = !is_activity(event);
         let event = event.to_owned();
-        return Ok(Some(LinkIn::Event(EventLine { seq, turn_id: header.turn_id, event, persisted })));
+        return Ok(Some(LinkIn::Event(EventLine {
+            seq,
+            turn_id: header.turn_id,
+            event,
+            persisted,
+        })));
     }
     let kind = header.kind.into_owned();
     match FromWorker::parse_body(&kind, &text)? {
@@ -227,7 +236,10 @@ impl Registry {
     /// channel, also when it comes again.
     pub fn expect(&self, id: &WorkerId, token: &str) -> mpsc::Receiver<Connection> {
         let (tx, rx) = mpsc::channel(1);
-        let expected = Expected { token_hash: journal::token_hash(token), tx };
+        let expected = Expected {
+            token_hash: journal::token_hash(token),
+            tx,
+        };
         self.map().insert(id.clone(), expected);
         rx
     }
@@ -240,7 +252,10 @@ impl Registry {
     /// Ties an expectation to a scope.
     #[must_use]
     pub fn guard(&self, id: &WorkerId) -> Expectation<'_> {
-        Expectation { registry: self, id: id.clone() }
+        Expectation {
+            registry: self,
+            id: id.clone(),
+        }
     }
 
     fn map(&self) -> std::sync::MutexGuard<'_, HashMap<WorkerId, Expected>> {
@@ -280,7 +295,11 @@ impl Registry {
             tracing::warn!(worker = %hello.worker_id, "an unknown worker or a wrong token");
             return;
         };
-        let connection = Connection { hello, reader, writer };
+        let connection = Connection {
+            hello,
+            reader,
+            writer,
+        };
         if tx.send_timeout(connection, HELLO_BOUND).await.is_err() {
             tracing::warn!("nobody waits for this worker any more");
         }

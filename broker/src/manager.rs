@@ -46,7 +46,10 @@ impl Manager {
                 Err(error) => tracing::error!(session = %id, %error, "a session is left out"),
             }
         }
-        Ok(Self { shared, sessions: RwLock::new(sessions) })
+        Ok(Self {
+            shared,
+            sessions: RwLock::new(sessions),
+        })
     }
 
     /// What all sessions share.
@@ -75,7 +78,10 @@ impl Manager {
             .await
             .map_err(|error| state_error(&error))?;
         let info = session.view().info.clone();
-        self.sessions.write().unwrap_or_else(PoisonError::into_inner).insert(id, session);
+        self.sessions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(id, session);
         Ok(info)
     }
 
@@ -144,7 +150,9 @@ impl Manager {
     /// The same as an answer to a client.
     #[must_use]
     pub fn card_list(&self) -> CardList {
-        CardList { cards: self.cards(None) }
+        CardList {
+            cards: self.cards(None),
+        }
     }
 
     /// Answers a card; the first answer counts.
@@ -164,13 +172,20 @@ impl Manager {
         };
         // Sessions that have it open come first; the others may still know
         // what became of it.
-        let (mut holders, others): (Vec<_>, Vec<_>) = candidates
-            .into_iter()
-            .partition(|session| session.view().cards.iter().any(|open| open.card_id == *card));
+        let (mut holders, others): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|session| {
+            session
+                .view()
+                .cards
+                .iter()
+                .any(|open| open.card_id == *card)
+        });
         holders.extend(others);
         let mut last = AnswerError::Unknown(card.clone());
         for session in holders {
-            match session.answer(card.clone(), answer.clone(), by.to_owned()).await {
+            match session
+                .answer(card.clone(), answer.clone(), by.to_owned())
+                .await
+            {
                 Ok(()) => return Ok(()),
                 Err(AnswerError::Unknown(_)) => {}
                 Err(error) => {
@@ -194,7 +209,10 @@ impl Manager {
             .run(move |state| state.delete_session(&gone).map(drop))
             .await
             .map_err(|error| state_error(&error))?;
-        self.sessions.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.sessions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(id);
         self.shared.hub.forget(id);
         let path = self.shared.home.transcript(id);
         if let Err(error) = std::fs::remove_file(&path) {

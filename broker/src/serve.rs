@@ -165,8 +165,9 @@ async fn take_lock(home: &Home, options: &ServeOptions) -> Result<BrokerLock, Se
     }
     ask_to_stop(home).await;
     let (home, version) = (home.clone(), options.version.clone());
-    let taken =
-        tokio::task::spawn_blocking(move || BrokerLock::take_within(&home, &version, REPLACE_BOUND));
+    let taken = tokio::task::spawn_blocking(move || {
+        BrokerLock::take_within(&home, &version, REPLACE_BOUND)
+    });
     match taken.await {
         Ok(taken) => Ok(taken?),
         Err(error) => Err(ServeError::Signals(std::io::Error::other(error))),
@@ -200,7 +201,10 @@ async fn ask_to_stop(home: &Home) {
             return;
         }
         let read = tokio::io::AsyncReadExt::read(&mut stream, &mut answer);
-        if tokio::time::timeout(Duration::from_secs(5), read).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(5), read)
+            .await
+            .is_err()
+        {
             return;
         }
     }
@@ -224,8 +228,12 @@ impl Broker {
         let env = std::env::vars_os()
             .filter_map(|(name, value)| name.into_string().ok().map(|name| (name, value)))
             .collect();
-        let providers =
-            Arc::new(Providers::new(home.clone(), Arc::clone(&config), env, options.pi_host));
+        let providers = Arc::new(Providers::new(
+            home.clone(),
+            Arc::clone(&config),
+            env,
+            options.pi_host,
+        ));
         let pool = config.pool();
         let shared = Shared {
             config,
@@ -255,7 +263,12 @@ impl Broker {
             clients: AtomicUsize::new(0),
             stop: CancellationToken::new(),
         });
-        Ok(Self { manager, about, control, workers })
+        Ok(Self {
+            manager,
+            about,
+            control,
+            workers,
+        })
     }
 
     async fn run(self) -> Result<(), ServeError> {
@@ -302,7 +315,9 @@ impl Broker {
         accepted: std::io::Result<(tokio::net::UnixStream, socket::Peer)>,
         places: &Arc<Semaphore>,
     ) {
-        let Some((stream, peer)) = admit(accepted).await else { return };
+        let Some((stream, peer)) = admit(accepted).await else {
+            return;
+        };
         let Ok(place) = Arc::clone(places).try_acquire_owned() else {
             tracing::warn!("{CONNECTIONS} clients are connected; one more was refused");
             return;

@@ -30,6 +30,8 @@ use crate::shared::Shared;
 use crate::state::SessionRow;
 use crate::turn::Failure;
 
+pub(crate) use escort::free_lease;
+
 /// Commands that may wait for a session. More callers than that wait for room.
 const COMMANDS: usize = 128;
 
@@ -38,11 +40,21 @@ type Reply<T> = oneshot::Sender<Result<T, RpcError>>;
 /// What a session is asked.
 pub(crate) enum Command {
     /// A user's message.
-    Send { prompt: String, retry: bool, reply: Reply<Sent> },
+    Send {
+        prompt: String,
+        retry: bool,
+        reply: Reply<Sent>,
+    },
     /// A message into the running turn.
-    Steer { prompt: String, reply: Reply<Steered> },
+    Steer {
+        prompt: String,
+        reply: Reply<Steered>,
+    },
     /// End the running turn.
-    Abort { turn_id: Option<TurnId>, reply: Reply<Aborted> },
+    Abort {
+        turn_id: Option<TurnId>,
+        reply: Reply<Aborted>,
+    },
     /// End the turn, the queue and the worker. Answered when the tree is dead.
     Stop { reply: oneshot::Sender<()> },
     /// Clear a used-up start budget.
@@ -57,11 +69,17 @@ pub(crate) enum Command {
         reply: oneshot::Sender<Result<(), AnswerError>>,
     },
     /// A start has ended.
-    Started { epoch: u64, outcome: Result<Box<start::Started>, Failure> },
+    Started {
+        epoch: u64,
+        outcome: Result<Box<start::Started>, Failure>,
+    },
     /// A worker and its tree are gone; these processes survived SIGKILL.
     Gone { survivors: Vec<i32> },
     /// A request was not answered in time.
-    Overdue { generation: Generation, request: RequestId },
+    Overdue {
+        generation: Generation,
+        request: RequestId,
+    },
 }
 
 /// Requests that go through to the worker as they are.
@@ -135,7 +153,12 @@ impl Session {
     ) -> Result<(), AnswerError> {
         let (reply, answered) = oneshot::channel();
         let unknown = AnswerError::Unknown(card_id.clone());
-        let command = Command::Answer { card_id, answer, by, reply };
+        let command = Command::Answer {
+            card_id,
+            answer,
+            by,
+            reply,
+        };
         if self.tx.send(command).await.is_err() {
             return Err(unknown);
         }

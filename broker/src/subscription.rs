@@ -49,7 +49,15 @@ impl Feed {
         let catching_up = params.after_sequence.is_some();
         let subscriber = manager.shared().hub.subscribe(session.clone(), catching_up);
         let sent = params.after_sequence.unwrap_or_default();
-        Self { manager: Arc::clone(manager), subscriber, session, sent, catching_up, id, end }
+        Self {
+            manager: Arc::clone(manager),
+            subscriber,
+            session,
+            sent,
+            catching_up,
+            id,
+            end,
+        }
     }
 
     /// Sends lines until the subscription or the connection ends.
@@ -71,7 +79,12 @@ impl Feed {
             match self.subscriber.next().await {
                 Next::Closed => return Ok(()),
                 Next::Item(Item::Card(line)) => send(out, line).await?,
-                Next::Item(Item::Event { sequence, persisted, line, .. }) => {
+                Next::Item(Item::Event {
+                    sequence,
+                    persisted,
+                    line,
+                    ..
+                }) => {
                     // While catching up some of these were read already.
                     if !persisted || self.session.is_none() || sequence > self.sent {
                         if persisted {
@@ -81,7 +94,12 @@ impl Feed {
                     }
                 }
                 Next::Missed(session, from, to) => {
-                    let gap = Gap { subscription_id: self.id, session_id: session, from, to };
+                    let gap = Gap {
+                        subscription_id: self.id,
+                        session_id: session,
+                        from,
+                        to,
+                    };
                     let params = serde_json::to_string(&gap).unwrap_or_default();
                     send(out, Bytes::from(rpc::notification_line(rpc::GAP, &params))).await?;
                     self.catching_up = self.session.is_some();
@@ -92,7 +110,9 @@ impl Feed {
 
     /// Sends from the transcript until there is nothing more in it.
     async fn catch_up(&mut self, out: &mpsc::Sender<Bytes>) -> Result<(), WriterGone> {
-        let Some(session) = self.session.clone() else { return Ok(()) };
+        let Some(session) = self.session.clone() else {
+            return Ok(());
+        };
         let path: PathBuf = self.manager.shared().home.transcript(&session);
         loop {
             let (path, after) = (path.clone(), self.sent);
@@ -112,7 +132,11 @@ impl Feed {
                 send(out, Bytes::from(line)).await?;
             }
             if page.reached_end
-                && self.manager.shared().hub.resume(&self.subscriber, &session, self.sent)
+                && self
+                    .manager
+                    .shared()
+                    .hub
+                    .resume(&self.subscriber, &session, self.sent)
             {
                 break;
             }

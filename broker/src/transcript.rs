@@ -120,6 +120,7 @@ struct Head {
 /// session's actor.
 #[derive(Debug)]
 pub struct Transcript {
+    session: SessionId,
     path: PathBuf,
     /// `{"sessionId":"…","sequence":`, the same for every line.
     prefix: String,
@@ -148,6 +149,7 @@ impl Transcript {
         let end = scan::end(path).map_err(read)?;
         let id = serde_json::to_string(&session).map_err(|error| read(error.into()))?;
         Ok(Self {
+            session,
             path: path.to_owned(),
             prefix: format!("{{\"sessionId\":{id},\"sequence\":"),
             file: None,
@@ -158,6 +160,12 @@ impl Transcript {
             head: end.head,
             staged: Vec::new(),
         })
+    }
+
+    /// The session.
+    #[must_use]
+    pub fn session(&self) -> &SessionId {
+        &self.session
     }
 
     /// The last event; 0: none yet.

@@ -22,15 +22,22 @@ pub fn of_trees(roots: &[i32]) -> HashMap<i32, Usage> {
     if roots.is_empty() {
         return HashMap::new();
     }
-    let Ok(mut system) = System::new() else { return HashMap::new() };
+    let Ok(mut system) = System::new() else {
+        return HashMap::new();
+    };
     system.refresh_processes_specifics(
         ProcessesToUpdate::All,
         true,
-        ProcessRefreshKind::nothing().with_cpu().with_memory().without_tasks(),
+        ProcessRefreshKind::nothing()
+            .with_cpu()
+            .with_memory()
+            .without_tasks(),
     );
     let mut usage: HashMap<i32, Usage> = HashMap::new();
     for process in system.processes().values() {
-        let Some(root) = root_of(&system, process.pid(), roots) else { continue };
+        let Some(root) = root_of(&system, process.pid(), roots) else {
+            continue;
+        };
         let used = usage.entry(root).or_default();
         used.memory_bytes += process.memory();
         // Milliseconds of processor time over seconds of life, in percent.

@@ -36,6 +36,7 @@ impl Place {
             .prepare()
             .unwrap();
         Self {
+            _turn: turn,
             _folder: folder,
             home,
         }

@@ -36,6 +36,7 @@ impl Machine {
             ),
         ]);
         Self {
+            _turn: turn,
             folder,
             env,
             config: String::new(),

@@ -62,8 +62,9 @@ impl Actor {
         let path = shared.home.transcript(&row.session_id);
         let transcript = Transcript::open(&path, row.session_id.clone())?;
         let timing = shared.config.timing(&row.provider);
-        let first_event =
-            row.first_event_ms.map_or(timing.first_event, std::time::Duration::from_millis);
+        let first_event = row
+            .first_event_ms
+            .map_or(timing.first_event, std::time::Duration::from_millis);
         let (last_status, last_error) = (row.last_status, row.last_error.clone());
         let now = clock::now();
         let mut actor = Self {
@@ -166,7 +167,11 @@ impl Actor {
     async fn effect(&mut self, effect: Effect) {
         match effect {
             Effect::Acquire => self.acquire(),
-            Effect::Send { turn, prompt, recovery } => {
+            Effect::Send {
+                turn,
+                prompt,
+                recovery,
+            } => {
                 self.write_message(&turn, &prompt, recovery).await;
             }
             Effect::Abort(turn) => self.write_abort(&turn),
@@ -182,14 +187,23 @@ impl Actor {
                 }
                 self.emit(Some(&turn), &event);
             }
-            Effect::Finish { turn, status, stop_reason, usage, failure } => {
-                self.finish(&turn, status, stop_reason, usage, failure).await;
+            Effect::Finish {
+                turn,
+                status,
+                stop_reason,
+                usage,
+                failure,
+            } => {
+                self.finish(&turn, status, stop_reason, usage, failure)
+                    .await;
             }
         }
     }
 
     async fn turn_began(&mut self, turn: &TurnId, event: &Event) {
-        let Event::UserMessage { text, .. } = event else { return };
+        let Event::UserMessage { text, .. } = event else {
+            return;
+        };
         let row = crate::state::TurnRow {
             session_id: self.row.session_id.clone(),
             turn_id: turn.clone(),
@@ -199,7 +213,8 @@ impl Actor {
             sends: 0,
             state: "starting".into(),
         };
-        self.store("begin a turn", move |state| state.begin_turn(&row)).await;
+        self.store("begin a turn", move |state| state.begin_turn(&row))
+            .await;
     }
 
     async fn finish(
@@ -217,18 +232,36 @@ impl Actor {
                 Some(detail) => format!("kind: {}\n{detail}", failure.kind),
                 None => format!("kind: {}", failure.kind),
             };
-            let Failure { category, message, .. } = failure;
-            let event = Event::Error { category, message, detail: Some(detail) };
+            let Failure {
+                category, message, ..
+            } = failure;
+            let event = Event::Error {
+                category,
+                message,
+                detail: Some(detail),
+            };
             self.emit(Some(turn), &event);
         } else if status == TurnStatus::Completed {
             self.budget.success();
         }
         self.emit(Some(turn), &Event::Status { status });
-        self.emit(Some(turn), &Event::Done { status, stop_reason, usage });
-        let (session, turn, error) =
-            (self.row.session_id.clone(), turn.clone(), self.last_error.clone());
+        self.emit(
+            Some(turn),
+            &Event::Done {
+                status,
+                stop_reason,
+                usage,
+            },
+        );
+        let (session, turn, error) = (
+            self.row.session_id.clone(),
+            turn.clone(),
+            self.last_error.clone(),
+        );
         self.store("end a turn", move |state| {
-            state.end_turn(&session, &turn, status, error.as_deref()).map(drop)
+            state
+                .end_turn(&session, &turn, status, error.as_deref())
+                .map(drop)
         })
         .await;
     }
@@ -246,7 +279,9 @@ impl Actor {
 
     /// Stages an event of the broker's own.
     pub(super) fn emit(&mut self, turn: Option<&TurnId>, event: &Event) {
-        let Ok(raw) = serde_json::value::to_raw_value(event) else { return };
+        let Ok(raw) = serde_json::value::to_raw_value(event) else {
+            return;
+        };
         self.stage(turn, None, &raw, true);
     }
 
@@ -266,7 +301,12 @@ impl Actor {
         };
         let line = notification(rpc::EVENT, &envelope);
         let session = self.row.session_id.clone();
-        self.outbox.push(Item::Event { session, sequence, persisted, line });
+        self.outbox.push(Item::Event {
+            session,
+            sequence,
+            persisted,
+            line,
+        });
         self.dirty = true;
     }
 
@@ -302,20 +342,36 @@ impl Actor {
             error.to_string(),
         );
         let Some(generation) = generation else { return };
-        for effect in self.machine.on(Input::WorkerExited(generation, failure), now) {
+        for effect in self
+            .machine
+            .on(Input::WorkerExited(generation, failure), now)
+        {
             if let Effect::Finish { turn, status, .. } = effect {
                 self.last_status = Some(status);
                 self.emit(Some(&turn), &Event::Status { status });
-                self.emit(Some(&turn), &Event::Done { status, stop_reason: None, usage: None });
+                self.emit(
+                    Some(&turn),
+                    &Event::Done {
+                        status,
+                        stop_reason: None,
+                        usage: None,
+                    },
+                );
             }
         }
     }
 
     pub(super) async fn card_opened(&mut self, card: Card) {
         let stored = card.clone();
-        self.store("keep a card", move |state| state.put_card(&stored)).await;
+        self.store("keep a card", move |state| state.put_card(&stored))
+            .await;
         let turn = card.turn_id.clone();
-        self.emit(turn.as_ref(), &Event::CardOpened { card: Box::new(card.clone()) });
+        self.emit(
+            turn.as_ref(),
+            &Event::CardOpened {
+                card: Box::new(card.clone()),
+            },
+        );
         self.announce(&card, None);
     }
 
@@ -327,22 +383,33 @@ impl Actor {
         answer: Option<&ade_protocol::card::Answer>,
     ) {
         self.write_answer(card, &outcome, answer);
-        let (session, generation, id) =
-            (card.session_id.clone(), card.generation, card.card_id.clone());
+        let (session, generation, id) = (
+            card.session_id.clone(),
+            card.generation,
+            card.card_id.clone(),
+        );
         self.store("drop a card", move |state| {
             state.remove_card(&session, generation, &id).map(drop)
         })
         .await;
-        let event =
-            Event::CardResolved { card_id: card.card_id.clone(), resolution: outcome.clone() };
+        let event = Event::CardResolved {
+            card_id: card.card_id.clone(),
+            resolution: outcome.clone(),
+        };
         self.emit(card.turn_id.as_ref(), &event);
         self.announce(card, Some(outcome));
     }
 
     fn announce(&mut self, card: &Card, resolution: Option<CardOutcome>) {
-        let note = ade_protocol::action::CardNotification { card: card.clone(), resolution };
-        let Ok(params) = serde_json::to_string(&note) else { return };
-        self.outbox.push(Item::Card(notification(rpc::CARD, params.as_bytes())));
+        let note = ade_protocol::action::CardNotification {
+            card: card.clone(),
+            resolution,
+        };
+        let Ok(params) = serde_json::to_string(&note) else {
+            return;
+        };
+        self.outbox
+            .push(Item::Card(notification(rpc::CARD, params.as_bytes())));
         self.dirty = true;
     }
 
@@ -386,7 +453,10 @@ impl Actor {
             generation: self.row.generation,
             worker_pid: self.worker.as_ref().map(|worker| worker.process.pid),
             host_pid: self.worker.as_ref().and_then(|worker| worker.host_pid),
-            stop_stage: self.departing.as_ref().map(|departing| departing.stage.clone()),
+            stop_stage: self
+                .departing
+                .as_ref()
+                .map(|departing| departing.stage.clone()),
             session_file: self.row.session_file.clone(),
             lease_held: self.worker.as_ref().is_some_and(|worker| worker.lease_held),
             last_sequence: self.transcript.last_sequence(),
@@ -399,7 +469,10 @@ impl Actor {
                 .or_else(|| self.last_error.clone()),
             ..placeholder(&self.row)
         };
-        let view = View { info, cards: self.cards.open().to_vec() };
+        let view = View {
+            info,
+            cards: self.cards.open().to_vec(),
+        };
         self.view.send_replace(Arc::new(view));
     }
 }
@@ -454,8 +527,16 @@ enum News {
 
 /// Waits for the worker. Dropping the future loses nothing.
 async fn from_worker(worker: Option<&mut Worker>, batch: &mut Vec<LinkIn>) -> News {
-    let Some(worker) = worker else { return std::future::pending().await };
-    let Worker { link, linked, process, reconnects, .. } = worker;
+    let Some(worker) = worker else {
+        return std::future::pending().await;
+    };
+    let Worker {
+        link,
+        linked,
+        process,
+        reconnects,
+        ..
+    } = worker;
     tokio::select! {
         // Frames first: what a worker said before it ended is heard.
         biased;

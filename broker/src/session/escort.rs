@@ -5,6 +5,7 @@
 //! eyes. It signals only the worker, by proved identity, and afterwards looks
 //! for strays by the worker's mark.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,6 +44,7 @@ pub(super) struct Escort {
     /// Freed when the tree is dead, so that the next worker finds the machine
     /// as empty as it was promised.
     place: OwnedSemaphorePermit,
+    session_file: Option<PathBuf>,
 }
 
 /// The worker's own ladder from end to end.
@@ -59,8 +61,15 @@ impl Escort {
         process: Process,
         timing: WorkerTiming,
         place: OwnedSemaphorePermit,
+        session_file: Option<&str>,
     ) -> Self {
-        Self { shared: Arc::clone(shared), process, timing, place }
+        Self {
+            shared: Arc::clone(shared),
+            process,
+            timing,
+            place,
+            session_file: session_file.map(PathBuf::from),
+        }
     }
 
     /// The worker was asked to leave over its link: wait, then insist.
@@ -91,8 +100,19 @@ impl Escort {
     /// The worker has ended by itself.
     pub(super) async fn tidy(self) -> Vec<i32> {
         let mark = self.process.mark.clone();
-        let swept = tokio::task::spawn_blocking(move || sweep::strays(&mark, STRAYS_BOUND)).await;
-        let survivors = swept.map(|report| report.survivors).unwrap_or_default();
+        let ended = self.process.exit.borrow().is_some();
+        let session_file = self.session_file.clone().filter(|_| ended);
+        let swept = tokio::task::spawn_blocking(move || {
+            let report = sweep::strays(&mark, STRAYS_BOUND);
+            if let Some(file) = session_file {
+                free_lease(&file);
+            }
+            report
+        });
+        let survivors = swept
+            .await
+            .map(|report| report.survivors)
+            .unwrap_or_default();
         if !survivors.is_empty() {
             tracing::error!(pids = ?survivors, "processes survived SIGKILL");
         }
@@ -106,7 +126,9 @@ impl Escort {
 
     async fn gone_within(&self, bound: Duration) -> bool {
         let mut exit = self.process.exit.clone();
-        tokio::time::timeout(bound, exit.wait_for(Option::is_some)).await.is_ok()
+        tokio::time::timeout(bound, exit.wait_for(Option::is_some))
+            .await
+            .is_ok()
     }
 
     fn signal(&self, signal: Signal) {
@@ -116,6 +138,17 @@ impl Escort {
         let target = Target::Process(self.process.identity.clone());
         if let Err(error) = process::signal(&target, signal) {
             tracing::warn!(%error, worker = %self.process.worker_id, "a worker was not signalled");
+        }
+    }
+}
+
+/// Removes the lease of a worker that could not do it itself. Only a lease that
+/// is proved dead is touched: by now another program may hold it.
+pub(crate) fn free_lease(session_file: &Path) {
+    match ade_leases::lease::break_dead(session_file) {
+        Ok(_) | Err(ade_leases::lease::BreakError::Held { .. }) => {}
+        Err(error) => {
+            tracing::warn!(file = %session_file.display(), %error, "a dead lease was left");
         }
     }
 }

@@ -17,7 +17,11 @@ use crate::turn::{Failure, Input, State};
 impl Actor {
     pub(super) async fn command(&mut self, command: Command) {
         match command {
-            Command::Send { prompt, retry, reply } => {
+            Command::Send {
+                prompt,
+                retry,
+                reply,
+            } => {
                 let sent = self.send(prompt, retry).await;
                 self.flush();
                 let _ = reply.send(sent);
@@ -36,7 +40,12 @@ impl Actor {
                 let _ = reply.send(Ok(()));
             }
             Command::Ask { ask, reply } => self.ask_or_note(ask, reply).await,
-            Command::Answer { card_id, answer, by, reply } => {
+            Command::Answer {
+                card_id,
+                answer,
+                by,
+                reply,
+            } => {
                 let settled = self.cards.answer(&card_id, &answer, &by);
                 let result = match settled {
                     Ok((card, outcome)) => {
@@ -51,7 +60,10 @@ impl Actor {
             }
             Command::Started { epoch, outcome } => self.started(epoch, outcome).await,
             Command::Gone { survivors } => self.gone(&survivors),
-            Command::Overdue { generation, request } => self.overdue(generation, &request).await,
+            Command::Overdue {
+                generation,
+                request,
+            } => self.overdue(generation, &request).await,
         }
     }
 
@@ -60,7 +72,11 @@ impl Actor {
             self.reset().await;
         }
         if let Some(reason) = &self.row.failed_reason {
-            return Err(RpcError::failed("start_budget", exit::FAILED, reason.clone()));
+            return Err(RpcError::failed(
+                "start_budget",
+                exit::FAILED,
+                reason.clone(),
+            ));
         }
         if !self.machine.has_room() {
             let message = format!("{} messages wait already", self.machine.queued());
@@ -70,9 +86,17 @@ impl Actor {
         let after = self.last_sequence();
         let turn_id = TurnId::generate();
         let idle = self.machine.state() == State::Idle;
-        self.input(Input::Send { turn: turn_id.clone(), prompt }).await;
+        self.input(Input::Send {
+            turn: turn_id.clone(),
+            prompt,
+        })
+        .await;
         let place = if idle { 0 } else { self.machine.queued() };
-        Ok(Sent { turn_id, place, after })
+        Ok(Sent {
+            turn_id,
+            place,
+            after,
+        })
     }
 
     async fn steer(&mut self, prompt: String, reply: Reply<Steered>) {
@@ -80,7 +104,10 @@ impl Actor {
             self.machine.state(),
             State::Streaming | State::AwaitingCard | State::AwaitingFirstEvent
         );
-        let can = self.worker.as_ref().is_some_and(|worker| worker.can_steer && worker.linked);
+        let can = self
+            .worker
+            .as_ref()
+            .is_some_and(|worker| worker.can_steer && worker.linked);
         if running && can {
             self.steer_worker(prompt, reply);
             return;
@@ -107,7 +134,10 @@ impl Actor {
         self.budget.clear();
         if self.row.failed_reason.take().is_some() {
             let session = self.row.session_id.clone();
-            self.store("clear a failure", move |state| state.set_failed(&session, None)).await;
+            self.store("clear a failure", move |state| {
+                state.set_failed(&session, None)
+            })
+            .await;
         }
         self.touch();
     }
@@ -127,8 +157,10 @@ impl Actor {
         match ask.clone() {
             Ask::Model(model) => {
                 self.row.model = Some(model.clone());
-                self.store("note the model", move |state| state.set_model(&session, Some(&model)))
-                    .await;
+                self.store("note the model", move |state| {
+                    state.set_model(&session, Some(&model))
+                })
+                .await;
             }
             Ask::Thinking(level) => {
                 self.row.thinking.clone_from(&level);
@@ -181,7 +213,9 @@ impl Actor {
     }
 
     async fn event(&mut self, line: &EventLine) {
-        let Some(worker) = &mut self.worker else { return };
+        let Some(worker) = &mut self.worker else {
+            return;
+        };
         let generation = worker.generation;
         // A replay may say again what is on disk already.
         if line.seq <= worker.taken {
@@ -194,10 +228,19 @@ impl Actor {
         }
         if line.turn_id.is_some() {
             self.note_history().await;
-            self.input(Input::Event(generation, line.turn_id.clone())).await;
+            self.input(Input::Event(generation, line.turn_id.clone()))
+                .await;
         }
-        let origin = Origin { generation, seq: line.seq };
-        self.stage(line.turn_id.as_ref(), Some(origin), &line.event, line.persisted);
+        let origin = Origin {
+            generation,
+            seq: line.seq,
+        };
+        self.stage(
+            line.turn_id.as_ref(),
+            Some(origin),
+            &line.event,
+            line.persisted,
+        );
     }
 
     /// Something was said: from now on a worker must resume the session file
@@ -206,7 +249,10 @@ impl Actor {
         if !self.row.has_history {
             self.row.has_history = true;
             let session = self.row.session_id.clone();
-            self.store("note the history", move |state| state.set_has_history(&session)).await;
+            self.store("note the history", move |state| {
+                state.set_has_history(&session)
+            })
+            .await;
         }
     }
 
@@ -215,9 +261,12 @@ impl Actor {
             FromWorker::Response(response) => self.response(response).await,
             FromWorker::UiRequest(request) => self.card(*request).await,
             FromWorker::UiCancel(cancel) => {
-                let Some(generation) = self.machine.worker() else { return };
+                let Some(generation) = self.machine.worker() else {
+                    return;
+                };
                 let withdrawn =
-                    self.cards.withdraw(&cancel.request_id, generation, Withdrawal::Cancelled);
+                    self.cards
+                        .withdraw(&cancel.request_id, generation, Withdrawal::Cancelled);
                 if let Some((card, outcome)) = withdrawn {
                     self.card_settled(&card, outcome, None).await;
                     self.cards_settled().await;
@@ -231,7 +280,9 @@ impl Actor {
                 self.emit(notice.turn_id.as_ref(), &event);
             }
             FromWorker::Lifecycle(lifecycle) => {
-                let Some(worker) = &mut self.worker else { return };
+                let Some(worker) = &mut self.worker else {
+                    return;
+                };
                 let mut progress = super::start::Progress {
                     host_pid: worker.host_pid,
                     lease_held: worker.lease_held,
@@ -245,7 +296,10 @@ impl Actor {
             FromWorker::Log(log) => {
                 tracing::info!(session = %self.row.session_id, level = log.level, "{}", log.message);
             }
-            FromWorker::Ready(_) => self.lost("the worker sent `ready` that nobody asked for").await,
+            FromWorker::Ready(_) => {
+                self.lost("the worker sent `ready` that nobody asked for")
+                    .await
+            }
             // A second hello on a connection, and host frames on this hop, say
             // nothing that is needed here.
             FromWorker::Hello(_) | FromWorker::SdkEvent(_) | FromWorker::Event(_) => {}
@@ -254,18 +308,26 @@ impl Actor {
 
     fn error(&mut self, error: &ErrorFrame) {
         tracing::warn!(session = %self.row.session_id, operation = error.operation, "{}", error.error);
-        let Some(worker) = &mut self.worker else { return };
+        let Some(worker) = &mut self.worker else {
+            return;
+        };
         let category = match error.operation.as_str() {
             "lease_lost" => ErrorCategory::Lease,
             "host_exited" => ErrorCategory::Exited,
             "protocol_error" | "frame_too_long" => ErrorCategory::Protocol,
             _ => return,
         };
-        worker.told = Some(Failure::new(&error.operation, category, error.error.clone()));
+        worker.told = Some(Failure::new(
+            &error.operation,
+            category,
+            error.error.clone(),
+        ));
     }
 
     async fn response(&mut self, response: Response) {
-        let Some(worker) = &mut self.worker else { return };
+        let Some(worker) = &mut self.worker else {
+            return;
+        };
         let generation = worker.generation;
         match worker.pending.remove(&response.request_id) {
             None => {}
@@ -275,7 +337,11 @@ impl Actor {
             }
             Some(Pending::Steer { prompt, reply }) => self.steered(&response, prompt, reply),
             Some(Pending::Plain { ask, reply }) => {
-                let result = if response.ok { Ok(()) } else { Err(refusal(&response)) };
+                let result = if response.ok {
+                    Ok(())
+                } else {
+                    Err(refusal(&response))
+                };
                 if let (Ok(()), Some(ask)) = (&result, &ask) {
                     self.note_choice(ask).await;
                 }
@@ -294,9 +360,15 @@ impl Actor {
         let answer = match result {
             Some(SteerResult { outcome }) if response.ok => {
                 let turn = self.machine.turn().cloned();
-                let event = Event::UserMessage { text: prompt, via: Via::Steer };
+                let event = Event::UserMessage {
+                    text: prompt,
+                    via: Via::Steer,
+                };
                 self.emit(turn.as_ref(), &event);
-                Ok(Steered { outcome, turn_id: None })
+                Ok(Steered {
+                    outcome,
+                    turn_id: None,
+                })
             }
             _ => Err(refusal(response)),
         };
@@ -304,7 +376,9 @@ impl Actor {
     }
 
     async fn card(&mut self, request: UiRequest) {
-        let Some(generation) = self.machine.worker() else { return };
+        let Some(generation) = self.machine.worker() else {
+            return;
+        };
         let card = Card {
             card_id: request.request_id,
             session_id: self.row.session_id.clone(),

@@ -79,7 +79,11 @@ pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
     let launch = launch(&plan).await?;
     let started = spawn(&plan, &launch).await?;
     drop(turnstile);
-    let Spawned { generation, process, mut connections } = started;
+    let Spawned {
+        generation,
+        process,
+        mut connections,
+    } = started;
     let id = process.worker_id.clone();
     let greeted = tokio::select! {
         () = cancel.cancelled() => Err(cancelled()),
@@ -100,19 +104,33 @@ pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
             plan.shared.registry.forget(&id);
             // The link was dropped or never came: the worker is told by signal.
             let timing = plan.shared.config.worker_timing(&plan.row.provider);
-            Escort::new(&plan.shared, process, timing, place).depart().await;
+            Escort::new(
+                &plan.shared,
+                process,
+                timing,
+                place,
+                plan.row.session_file.as_deref(),
+            )
+            .depart()
+            .await;
             Err(failure)
         }
     }
 }
 
 fn cancelled() -> Failure {
-    Failure::new("stopping", ErrorCategory::Unknown, "the start was cancelled")
+    Failure::new(
+        "stopping",
+        ErrorCategory::Unknown,
+        "the start was cancelled",
+    )
 }
 
 /// The departing worker must be gone: two generations never overlap.
 async fn wait_departing(plan: &Plan) -> Result<(), Failure> {
-    let Some(mut departing) = plan.departing.clone() else { return Ok(()) };
+    let Some(mut departing) = plan.departing.clone() else {
+        return Ok(());
+    };
     let timing = plan.shared.config.worker_timing(&plan.row.provider);
     let longest = super::escort::longest(timing) + bound::DEPART_EXTRA;
     match tokio::time::timeout(longest, departing.wait_for(|gone| *gone)).await {
@@ -126,12 +144,16 @@ async fn wait_departing(plan: &Plan) -> Result<(), Failure> {
 }
 
 /// A place among all workers and one among those that start.
-async fn places(
-    shared: &Shared,
-) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Failure> {
+async fn places(shared: &Shared) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Failure> {
     let closed = |_| Failure::new("stopping", ErrorCategory::Unknown, "the broker is stopping");
-    let place = Arc::clone(&shared.workers).acquire_owned().await.map_err(closed)?;
-    let turnstile = Arc::clone(&shared.starting).acquire_owned().await.map_err(closed)?;
+    let place = Arc::clone(&shared.workers)
+        .acquire_owned()
+        .await
+        .map_err(closed)?;
+    let turnstile = Arc::clone(&shared.starting)
+        .acquire_owned()
+        .await
+        .map_err(closed)?;
     Ok((place, turnstile))
 }
 
@@ -149,7 +171,11 @@ async fn launch(plan: &Plan) -> Result<Launch, Failure> {
                 ErrorCategory::NotFound,
                 error.to_string(),
             );
-            Err(if detail.is_empty() { failure } else { failure.with_detail(detail) })
+            Err(if detail.is_empty() {
+                failure
+            } else {
+                failure.with_detail(detail)
+            })
         }
         Err(_) => Err(Failure::new(
             "start_failed",
@@ -203,9 +229,12 @@ async fn spawn(plan: &Plan, launch: &Launch) -> Result<Spawned, Failure> {
         Err(error) => {
             shared.registry.forget(&worker_id);
             let detail = error.hints().join("\n");
-            let failure =
-                Failure::new("start_failed", ErrorCategory::Exited, error.to_string());
-            Err(if detail.is_empty() { failure } else { failure.with_detail(detail) })
+            let failure = Failure::new("start_failed", ErrorCategory::Exited, error.to_string());
+            Err(if detail.is_empty() {
+                failure
+            } else {
+                failure.with_detail(detail)
+            })
         }
     }
 }
@@ -233,7 +262,11 @@ fn boot(
 
 /// 244 random bits as text; nobody guesses it.
 fn secret() -> String {
-    format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple())
+    format!(
+        "{}{}",
+        uuid::Uuid::new_v4().simple(),
+        uuid::Uuid::new_v4().simple()
+    )
 }
 
 struct Greeted {
@@ -262,11 +295,18 @@ async fn greet(
     };
     let Some(connection) = connection else {
         let message = format!("the worker (pid {}) did not report in time", process.pid);
-        return Err(Failure::new("start_failed", ErrorCategory::TimedOut, message));
+        return Err(Failure::new(
+            "start_failed",
+            ErrorCategory::TimedOut,
+            message,
+        ));
     };
     let (hello, mut link) = connection.open();
     check_hello(&hello, &plan.row.session_id)?;
-    let attach = Request::new(Attach { fence: plan.shared.fence, ack: Seq(0) });
+    let attach = Request::new(Attach {
+        fence: plan.shared.fence,
+        ack: Seq(0),
+    });
     let attach_id = attach.request_id.clone();
     let mut progress = Progress::default();
     let attach = ToWorker::Attach(attach);
@@ -308,7 +348,9 @@ pub(super) struct Progress {
 
 impl Progress {
     pub(super) fn note(&mut self, lifecycle: &Lifecycle) {
-        let Some(detail) = &lifecycle.detail else { return };
+        let Some(detail) = &lifecycle.detail else {
+            return;
+        };
         if let Some(pid) = detail.get("hostPid").and_then(serde_json::Value::as_i64) {
             self.host_pid = i32::try_from(pid).ok();
         }
@@ -333,7 +375,11 @@ async fn ask(
     loop {
         let Ok(next) = tokio::time::timeout_at(until, link.incoming.recv()).await else {
             let message = format!("the worker did not answer `{}` in time", frame.kind());
-            return Err(Failure::new(code::TIMED_OUT, ErrorCategory::TimedOut, message));
+            return Err(Failure::new(
+                code::TIMED_OUT,
+                ErrorCategory::TimedOut,
+                message,
+            ));
         };
         match next {
             None | Some(LinkIn::Closed) => {
@@ -344,7 +390,11 @@ async fn ask(
             Some(LinkIn::Event(_)) => {}
             Some(LinkIn::Frame(frame)) => match *frame {
                 FromWorker::Response(response) if response.request_id == *id => {
-                    return if response.ok { Ok(response) } else { Err(refused(&response)) };
+                    return if response.ok {
+                        Ok(response)
+                    } else {
+                        Err(refused(&response))
+                    };
                 }
                 FromWorker::Lifecycle(lifecycle) => progress.note(&lifecycle),
                 FromWorker::Log(log) => tracing::info!(level = log.level, "{}", log.message),
@@ -356,8 +406,14 @@ async fn ask(
 
 /// A response that says no, as a failure.
 pub(super) fn refused(response: &Response) -> Failure {
-    let kind = response.error_code.clone().unwrap_or_else(|| "failed".into());
-    let message = response.error.clone().unwrap_or_else(|| "the worker gave no reason".into());
+    let kind = response
+        .error_code
+        .clone()
+        .unwrap_or_else(|| "failed".into());
+    let message = response
+        .error
+        .clone()
+        .unwrap_or_else(|| "the worker gave no reason".into());
     let category = match kind.as_str() {
         code::HELD | code::LEASE_LOST => ErrorCategory::Lease,
         code::HOST_EXITED | code::HOST_NOT_STARTED => ErrorCategory::Exited,
@@ -369,7 +425,11 @@ pub(super) fn refused(response: &Response) -> Failure {
         _ => crate::classify::classify(&message),
     };
     let failure = Failure::new(&kind, category, message);
-    match response.detail.as_ref().and_then(|detail| detail.get("stderr")) {
+    match response
+        .detail
+        .as_ref()
+        .and_then(|detail| detail.get("stderr"))
+    {
         Some(serde_json::Value::String(stderr)) if !stderr.is_empty() => {
             failure.with_detail(stderr.clone())
         }

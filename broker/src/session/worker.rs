@@ -57,9 +57,15 @@ pub(super) enum Pending {
     /// The end of this turn.
     Send(TurnId),
     /// A message into the running turn.
-    Steer { prompt: String, reply: Reply<ade_protocol::action::Steered> },
+    Steer {
+        prompt: String,
+        reply: Reply<ade_protocol::action::Steered>,
+    },
     /// Anything that only succeeds or fails.
-    Plain { ask: Option<Ask>, reply: Option<Reply<()>> },
+    Plain {
+        ask: Option<Ask>,
+        reply: Option<Reply<()>>,
+    },
 }
 
 /// A start under way.
@@ -113,7 +119,10 @@ impl Actor {
         }
         self.epoch += 1;
         let cancel = CancellationToken::new();
-        self.starting = Some(Starting { epoch: self.epoch, cancel: cancel.clone() });
+        self.starting = Some(Starting {
+            epoch: self.epoch,
+            cancel: cancel.clone(),
+        });
         let (epoch, tx) = (self.epoch, self.tx.clone());
         let start = self.budget.start(self.now());
         let plan = Plan {
@@ -123,7 +132,10 @@ impl Actor {
                 Start::After(pause) => pause,
                 Start::Refused { .. } => Duration::ZERO,
             },
-            departing: self.departing.as_ref().map(|departing| departing.gone.clone()),
+            departing: self
+                .departing
+                .as_ref()
+                .map(|departing| departing.gone.clone()),
             cancel,
         };
         tokio::spawn(async move {
@@ -137,7 +149,11 @@ impl Actor {
 
     /// A start has ended.
     pub(super) async fn started(&mut self, epoch: u64, outcome: Result<Box<Started>, Failure>) {
-        if self.starting.as_ref().is_none_or(|starting| starting.epoch != epoch) {
+        if self
+            .starting
+            .as_ref()
+            .is_none_or(|starting| starting.epoch != epoch)
+        {
             // It was cancelled, but had succeeded in the same moment.
             if let Ok(started) = outcome {
                 self.see_off(Worker::new(*started), true);
@@ -177,22 +193,30 @@ impl Actor {
         }
         self.row.failed_reason = Some(failure.message.clone());
         let (session, reason) = (self.row.session_id.clone(), failure.message.clone());
-        self.store("note a failure", move |state| state.set_failed(&session, Some(&reason))).await;
+        self.store("note a failure", move |state| {
+            state.set_failed(&session, Some(&reason))
+        })
+        .await;
     }
 
     async fn adopt(&mut self, started: Started) {
         let ready = started.ready.clone();
         self.row.generation = started.generation;
         self.row.session_file = ready.session_file.clone().or(self.row.session_file.take());
-        self.row.provider_session_id =
-            ready.session_id.clone().or(self.row.provider_session_id.take());
+        self.row.provider_session_id = ready
+            .session_id
+            .clone()
+            .or(self.row.provider_session_id.take());
         if let Some(model) = &ready.current_model {
             self.row.model = Some(model.reference());
         }
         self.worker = Some(Worker::new(started));
         let row = self.row.clone();
         self.store("note the session file", move |state| {
-            let (file, id) = (row.session_file.as_deref(), row.provider_session_id.as_deref());
+            let (file, id) = (
+                row.session_file.as_deref(),
+                row.provider_session_id.as_deref(),
+            );
             state.set_session_file(&row.session_id, file, id)
         })
         .await;
@@ -205,16 +229,26 @@ impl Actor {
     }
 
     pub(super) async fn write_message(&mut self, turn: &TurnId, prompt: &str, recovery: bool) {
-        let recovery = recovery.then_some(Recovery { force_expire_active_run: true, replay: None });
+        let recovery = recovery.then_some(Recovery {
+            force_expire_active_run: true,
+            replay: None,
+        });
         let sends = if recovery.is_some() { 2 } else { 1 };
-        let (session, id, generation) =
-            (self.row.session_id.clone(), turn.clone(), self.row.generation);
+        let (session, id, generation) = (
+            self.row.session_id.clone(),
+            turn.clone(),
+            self.row.generation,
+        );
         // On disk before it is sent: a new broker must never send it again.
         self.store("note a send", move |state| {
             state.update_turn(&session, &id, generation, sends, "sent")
         })
         .await;
-        let body = Send { turn_id: turn.clone(), prompt: prompt.to_owned(), recovery };
+        let body = Send {
+            turn_id: turn.clone(),
+            prompt: prompt.to_owned(),
+            recovery,
+        };
         let request = Request::new(body);
         let id = request.request_id.clone();
         if self.tell(&ToWorker::Send(request), id, Pending::Send(turn.clone())) {
@@ -225,10 +259,19 @@ impl Actor {
     }
 
     pub(super) fn write_abort(&mut self, turn: &TurnId) {
-        let request = Request::new(Abort { turn_id: turn.clone() });
+        let request = Request::new(Abort {
+            turn_id: turn.clone(),
+        });
         let id = request.request_id.clone();
         // The machine has its own deadline for the answer.
-        let _ = self.tell(&ToWorker::Abort(request), id, Pending::Plain { ask: None, reply: None });
+        let _ = self.tell(
+            &ToWorker::Abort(request),
+            id,
+            Pending::Plain {
+                ask: None,
+                reply: None,
+            },
+        );
     }
 
     /// Passes a card's end to the worker: an answer, or a decline with the
@@ -241,7 +284,9 @@ impl Actor {
     ) {
         let settled_below = matches!(
             outcome,
-            CardOutcome::Withdrawn { why: Withdrawal::Cancelled | Withdrawal::WorkerGone }
+            CardOutcome::Withdrawn {
+                why: Withdrawal::Cancelled | Withdrawal::WorkerGone
+            }
         );
         let Some(worker) = &self.worker else { return };
         if settled_below || worker.generation != card.generation {
@@ -249,16 +294,19 @@ impl Actor {
         }
         let error = match (outcome, answer) {
             (_, Some(_)) => None,
-            (CardOutcome::Withdrawn { why }, None) => {
-                Some(crate::cards::why_text(*why).to_owned())
-            }
+            (CardOutcome::Withdrawn { why }, None) => Some(crate::cards::why_text(*why).to_owned()),
             (_, None) => Some("declined".to_owned()),
         };
         let (ok, value) = match answer {
             Some(answer) => (answer.ok, answer.value.clone()),
             None => (false, None),
         };
-        let frame = UiResponse { request_id: card.card_id.clone(), ok, value, error };
+        let frame = UiResponse {
+            request_id: card.card_id.clone(),
+            ok,
+            value,
+            error,
+        };
         if !worker.link.send(&ToWorker::UiResponse(frame)) {
             tracing::warn!(session = %self.row.session_id, "an answer did not reach the worker");
         }
@@ -268,7 +316,9 @@ impl Actor {
     /// not take it.
     #[must_use]
     fn tell(&mut self, frame: &ToWorker, id: RequestId, pending: Pending) -> bool {
-        let Some(worker) = &mut self.worker else { return false };
+        let Some(worker) = &mut self.worker else {
+            return false;
+        };
         if !worker.link.send(frame) {
             return false;
         }
@@ -282,10 +332,16 @@ impl Actor {
         prompt: String,
         reply: Reply<ade_protocol::action::Steered>,
     ) {
-        let request = Request::new(ade_protocol::frame::Prompt { prompt: prompt.clone() });
+        let request = Request::new(ade_protocol::frame::Prompt {
+            prompt: prompt.clone(),
+        });
         let id = request.request_id.clone();
         let frame = ToWorker::Steer(request);
-        if self.worker.as_ref().is_some_and(|worker| worker.link.send(&frame)) {
+        if self
+            .worker
+            .as_ref()
+            .is_some_and(|worker| worker.link.send(&frame))
+        {
             self.watch_request(id.clone(), bound::STEER);
             if let Some(worker) = &mut self.worker {
                 worker.pending.insert(id, Pending::Steer { prompt, reply });
@@ -306,21 +362,42 @@ impl Actor {
         let id = RequestId::generate();
         let (frame, within) = match &ask {
             Ask::Model(model) => {
-                let body = SetModel { model_ref: model.clone() };
-                let request = Request { request_id: id.clone(), body };
+                let body = SetModel {
+                    model_ref: model.clone(),
+                };
+                let request = Request {
+                    request_id: id.clone(),
+                    body,
+                };
                 (ToWorker::SetModel(request), Some(bound::SET_MODEL))
             }
             Ask::Thinking(level) => {
-                let body = SetThinking { thinking_level: level.clone() };
-                let request = Request { request_id: id.clone(), body };
+                let body = SetThinking {
+                    thinking_level: level.clone(),
+                };
+                let request = Request {
+                    request_id: id.clone(),
+                    body,
+                };
                 (ToWorker::SetThinking(request), Some(bound::SET_THINKING))
             }
             Ask::Compact(instructions) => {
-                let body = Compact { custom_instructions: instructions.clone() };
-                (ToWorker::Compact(Request { request_id: id.clone(), body }), None)
+                let body = Compact {
+                    custom_instructions: instructions.clone(),
+                };
+                (
+                    ToWorker::Compact(Request {
+                        request_id: id.clone(),
+                        body,
+                    }),
+                    None,
+                )
             }
         };
-        let sent = self.worker.as_ref().is_some_and(|worker| worker.link.send(&frame));
+        let sent = self
+            .worker
+            .as_ref()
+            .is_some_and(|worker| worker.link.send(&frame));
         if !sent {
             let error = RpcError::failed(
                 code::NOT_READY,
@@ -335,16 +412,31 @@ impl Actor {
             self.watch_request(id.clone(), within);
         }
         if let Some(worker) = &mut self.worker {
-            worker.pending.insert(id, Pending::Plain { ask: Some(ask), reply: Some(reply) });
+            worker.pending.insert(
+                id,
+                Pending::Plain {
+                    ask: Some(ask),
+                    reply: Some(reply),
+                },
+            );
         }
     }
 
     fn watch_request(&self, request: RequestId, within: Duration) {
-        let Some(generation) = self.worker.as_ref().map(|worker| worker.generation) else { return };
+        let Some(generation) = self.worker.as_ref().map(|worker| worker.generation) else {
+            return;
+        };
         let tx = self.tx.clone();
         tokio::spawn(async move {
             tokio::time::sleep(within).await;
-            report(&tx, Command::Overdue { generation, request }).await;
+            report(
+                &tx,
+                Command::Overdue {
+                    generation,
+                    request,
+                },
+            )
+            .await;
         });
     }
 
@@ -354,13 +446,16 @@ impl Actor {
             worker.generation == generation && worker.pending.contains_key(request)
         });
         if waits {
-            self.lost("the worker did not answer a request in time").await;
+            self.lost("the worker did not answer a request in time")
+                .await;
         }
     }
 
     /// The worker cannot be trusted any more.
     pub(super) async fn lost(&mut self, why: &str) {
-        let Some(generation) = self.worker.as_ref().map(|worker| worker.generation) else { return };
+        let Some(generation) = self.worker.as_ref().map(|worker| worker.generation) else {
+            return;
+        };
         tracing::warn!(session = %self.row.session_id, why, "a worker is given up");
         self.dismiss();
         let failure = Failure::new(code::PROTOCOL_ERROR, ErrorCategory::Protocol, why);
@@ -382,12 +477,27 @@ impl Actor {
     pub(super) fn see_off(&mut self, mut worker: Worker, ask: bool) {
         fail_pending(&mut worker);
         let (gone_tx, gone) = watch::channel(false);
-        self.departing = Some(Departing { stage: "dispose".into(), gone });
+        self.departing = Some(Departing {
+            stage: "dispose".into(),
+            gone,
+        });
         let timing = self.shared.config.worker_timing(&self.row.provider);
         let asked =
             ask && worker.linked && worker.link.send(&ToWorker::Dispose(Request::new(Empty {})));
-        let Worker { process, link, place, reconnects, .. } = worker;
-        let escort = Escort::new(&self.shared, process, timing, place);
+        let Worker {
+            process,
+            link,
+            place,
+            reconnects,
+            ..
+        } = worker;
+        let escort = Escort::new(
+            &self.shared,
+            process,
+            timing,
+            place,
+            self.row.session_file.as_deref(),
+        );
         let tx = self.tx.clone();
         tokio::spawn(async move {
             let survivors = match (ask, asked) {
@@ -410,7 +520,11 @@ impl Actor {
 
     /// A departing worker and its tree are gone.
     pub(super) fn gone(&mut self, survivors: &[i32]) {
-        if self.departing.as_ref().is_some_and(|departing| *departing.gone.borrow()) {
+        if self
+            .departing
+            .as_ref()
+            .is_some_and(|departing| *departing.gone.borrow())
+        {
             self.departing = None;
         }
         if !survivors.is_empty() {
@@ -425,7 +539,9 @@ impl Actor {
     pub(super) async fn worker_exited(&mut self) {
         // What it wrote before it ended is still in the link.
         self.drain_link().await;
-        let Some(worker) = self.worker.take() else { return };
+        let Some(worker) = self.worker.take() else {
+            return;
+        };
         let failure =
             super::figures::exited(&self.shared.home, &worker.process, worker.told.as_ref());
         let generation = worker.generation;
@@ -439,9 +555,14 @@ impl Actor {
     /// The worker has connected again: it goes on after what the transcript
     /// holds.
     pub(super) fn reconnected(&mut self, connection: Connection) {
-        let Some(worker) = &mut self.worker else { return };
+        let Some(worker) = &mut self.worker else {
+            return;
+        };
         let (_, link) = connection.open();
-        let attach = Attach { fence: self.shared.fence, ack: worker.taken };
+        let attach = Attach {
+            fence: self.shared.fence,
+            ack: worker.taken,
+        };
         if link.send(&ToWorker::Attach(Request::new(attach))) {
             worker.link = link;
             worker.linked = true;
@@ -474,13 +595,19 @@ async fn drain(mut link: Link) {
 /// Whoever waits for a response of this worker will not get one.
 fn fail_pending(worker: &mut Worker) {
     let error = || {
-        RpcError::failed("worker_gone", ade_protocol::exit::FAILED, "the worker is gone")
+        RpcError::failed(
+            "worker_gone",
+            ade_protocol::exit::FAILED,
+            "the worker is gone",
+        )
     };
     for (_, pending) in worker.pending.drain() {
         match pending {
             Pending::Send(_) => {}
             Pending::Steer { reply, .. } => drop(reply.send(Err(error()))),
-            Pending::Plain { reply: Some(reply), .. } => drop(reply.send(Err(error()))),
+            Pending::Plain {
+                reply: Some(reply), ..
+            } => drop(reply.send(Err(error()))),
             Pending::Plain { reply: None, .. } => {}
         }
     }
@@ -492,14 +619,26 @@ pub(super) fn ending(response: &ade_protocol::frame::Response) -> Ending {
     if !response.ok {
         return Ending::Failed(start::refused(response));
     }
-    let result =
-        response.result.as_deref().and_then(|raw| serde_json::from_str::<SendResult>(raw.get()).ok());
+    let result = response
+        .result
+        .as_deref()
+        .and_then(|raw| serde_json::from_str::<SendResult>(raw.get()).ok());
     match result {
-        Some(SendResult { status: SendStatus::Completed, stop_reason, usage, .. }) => {
-            Ending::Completed { stop_reason, usage }
-        }
-        Some(SendResult { status: SendStatus::Interrupted, .. }) => Ending::Interrupted,
-        Some(SendResult { status: SendStatus::Failed, error, .. }) => {
+        Some(SendResult {
+            status: SendStatus::Completed,
+            stop_reason,
+            usage,
+            ..
+        }) => Ending::Completed { stop_reason, usage },
+        Some(SendResult {
+            status: SendStatus::Interrupted,
+            ..
+        }) => Ending::Interrupted,
+        Some(SendResult {
+            status: SendStatus::Failed,
+            error,
+            ..
+        }) => {
             let message = error.unwrap_or_else(|| "the agent gave no reason".into());
             let category = crate::classify::classify(&message);
             Ending::Failed(Failure::new("agent_failed", category, message))
