@@ -1,0 +1,368 @@
+//! The host: the provider's own program as a child of this worker, with its
+//! three pipes.
+//!
+//! Invariants:
+//! - its standard input is written from a bounded queue by whoever polls
+//!   [`Host::next`]; a write that makes no progress is reported, never waited for;
+//! - its standard error is always drained, and only its end is kept;
+//! - its exit status is told once, after everything that it wrote before was
+//!   handed out, and without waiting for others who hold the same pipes.
+//!
+//! What it does not do: know what the lines mean, or send signals on its own.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use ade_leases::process::{Pid, ProcessIdentity, Sent, Signal, Target, signal};
+use ade_protocol::boot::{HOST_ARGV0, HostCommand, SCRIPTED_HOST_ARG};
+use ade_protocol::codec::{Line, LineCodec};
+use ade_protocol::frame::Init;
+use ade_protocol::limits::{MAX_LINE, STDERR_TAIL};
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
+use tokio::time::{Instant, timeout};
+use tokio_util::codec::Decoder;
+
+use crate::env;
+use crate::platform;
+use crate::tail::Tail;
+
+/// Bytes queued for the host's standard input. Past it a request is refused.
+const MAX_INPUT: usize = 64 * 1024 * 1024;
+
+/// How long one write may make no progress. Generous: a busy program may not
+/// read for seconds.
+const WRITE_LIMIT: Duration = Duration::from_secs(10);
+
+/// The same when an abort waits behind it.
+const URGENT_WRITE_LIMIT: Duration = Duration::from_secs(2);
+
+/// Bytes read from the host in one go.
+const READ: usize = 64 * 1024;
+
+/// How long a dead host's pipes are listened to while somebody else keeps them
+/// open. What the host itself wrote is there already.
+const DRAIN_QUIET: Duration = Duration::from_millis(50);
+
+/// How long in all, against a grandchild that writes without end.
+const DRAIN_LIMIT: Duration = Duration::from_millis(500);
+
+/// A host that could not be started.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    /// The lane is gone.
+    #[error("the folder {0} does not exist or is no folder; the agent was not started")]
+    NoLane(String),
+    /// The system refused.
+    #[error("could not start the agent's process for {program}: {source}")]
+    Spawn {
+        /// What should run.
+        program: String,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// It ended before it could be identified.
+    #[error("the agent's process ended before it could be identified")]
+    Gone,
+}
+
+/// What a host has to tell.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum HostEvent {
+    /// Bytes arrived: ask [`Host::line`] until it has no more.
+    Output,
+    /// It closed its standard output and may live on.
+    OutputClosed,
+    /// It closed its standard input, or that pipe broke.
+    InputBroken,
+    /// It ended.
+    Exited(ExitStatus),
+}
+
+/// A running host.
+pub(crate) struct Host {
+    child: Child,
+    identity: ProcessIdentity,
+    stdin: Option<ChildStdin>,
+    queue: VecDeque<Bytes>,
+    queued: usize,
+    progress: Instant,
+    urgent: bool,
+    stdout: Option<ChildStdout>,
+    buffer: BytesMut,
+    codec: LineCodec,
+    since_line: usize,
+    at_end: bool,
+    stderr: Option<ChildStderr>,
+    tail: Tail,
+}
+
+impl Host {
+    /// Starts a host. Must be called on the thread that lives as long as this
+    /// process: the host's parent-death signal follows that thread.
+    pub(crate) fn start(
+        command: &HostCommand,
+        provider: &str,
+        init: &Init,
+    ) -> Result<Self, StartError> {
+        if !Path::new(&init.cwd).is_dir() {
+            return Err(StartError::NoLane(init.cwd.clone()));
+        }
+        let program = describe(command);
+        let failed = |source| StartError::Spawn {
+            program: program.clone(),
+            source,
+        };
+        let mut start = Command::new(platform::own_program().map_err(failed)?);
+        start.arg0(HOST_ARGV0);
+        match command {
+            HostCommand::Scripted => start.arg(SCRIPTED_HOST_ARG),
+            HostCommand::Program { program, args } => start.arg("--").arg(program).args(args),
+            HostCommand::Pi { node, script } => start.arg("--").arg(node).arg(script),
+        };
+        start
+            .envs(env::host_env(provider, init))
+            .current_dir(&init.cwd)
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        let mut child = start.spawn().map_err(failed)?;
+        let identity = identify(&child).ok_or(StartError::Gone)?;
+        Ok(Self {
+            stdin: child.stdin.take(),
+            stdout: child.stdout.take(),
+            stderr: child.stderr.take(),
+            child,
+            identity,
+            queue: VecDeque::new(),
+            queued: 0,
+            progress: Instant::now(),
+            urgent: false,
+            buffer: BytesMut::new(),
+            codec: LineCodec::default(),
+            since_line: 0,
+            at_end: false,
+            tail: Tail::new(STDERR_TAIL),
+        })
+    }
+
+    /// Its pid.
+    pub(crate) fn pid(&self) -> i32 {
+        self.identity.pid.get()
+    }
+
+    /// The end of what it wrote to its standard error, unmasked.
+    pub(crate) fn stderr(&self) -> &Tail {
+        &self.tail
+    }
+
+    /// Queues a line for its standard input; false when it can't be queued. An
+    /// urgent line shortens the patience with a host that does not read.
+    pub(crate) fn send(&mut self, line: Bytes, urgent: bool) -> bool {
+        if self.stdin.is_none() || self.queued + line.len() > MAX_INPUT {
+            return false;
+        }
+        if self.queue.is_empty() {
+            self.progress = Instant::now();
+        }
+        self.urgent |= urgent;
+        self.queued += line.len() + 1;
+        self.queue.push_back(line);
+        self.queue.push_back(Bytes::from_static(b"\n"));
+        true
+    }
+
+    /// When a write that makes no progress has taken too long.
+    pub(crate) fn write_deadline(&self) -> Option<Instant> {
+        let limit = if self.urgent {
+            URGENT_WRITE_LIMIT
+        } else {
+            WRITE_LIMIT
+        };
+        (self.stdin.is_some() && !self.queue.is_empty()).then(|| self.progress + limit)
+    }
+
+    /// Closes its standard input; what is queued is forgotten.
+    pub(crate) fn close_stdin(&mut self) {
+        self.stdin = None;
+        self.queue = VecDeque::new();
+        self.queued = 0;
+    }
+
+    /// Signals its process group, which was verified to be its own, or only
+    /// itself when it has left that group. That nobody is there any more, or
+    /// that the signal did not work, is what the ladder finds out anyway.
+    pub(crate) fn signal(&self, sig: Signal) {
+        if !matches!(
+            signal(&Target::Group(self.identity.clone()), sig),
+            Ok(Sent::Delivered)
+        ) {
+            let _ = signal(&Target::Process(self.identity.clone()), sig);
+        }
+    }
+
+    /// Whether its standard input can still be written.
+    pub(crate) fn input_is_open(&self) -> bool {
+        self.stdin.is_some()
+    }
+
+    /// Waits for the next thing. With `read` false nothing is taken from its
+    /// standard output. Dropping the future loses nothing.
+    pub(crate) async fn next(&mut self, read: bool) -> HostEvent {
+        loop {
+            let reading = read && self.stdout.is_some();
+            let writing = self.stdin.is_some() && !self.queue.is_empty();
+            tokio::select! {
+                biased;
+                // First, or a grandchild that floods the pipe could hide it.
+                status = self.child.wait() => {
+                    let status = status.unwrap_or_else(|_| ExitStatus::from_raw(0));
+                    self.drain().await;
+                    return HostEvent::Exited(status);
+                }
+                written = write_some(&mut self.stdin, &mut self.queue), if writing => {
+                    if let Some(event) = self.wrote(&written) {
+                        return event;
+                    }
+                }
+                got = read_chunk(&mut self.stdout, &mut self.buffer), if reading => {
+                    return self.took(&got);
+                }
+                got = read_some(&mut self.stderr, &mut self.tail), if self.stderr.is_some() => {
+                    if !matches!(got, Ok(1..)) {
+                        self.stderr = None;
+                    }
+                }
+            }
+        }
+    }
+
+    fn wrote(&mut self, written: &io::Result<usize>) -> Option<HostEvent> {
+        match written {
+            Ok(length @ 1..) => {
+                self.progress = Instant::now();
+                self.queued = self.queued.saturating_sub(*length);
+                self.urgent &= !self.queue.is_empty();
+                None
+            }
+            Ok(0) | Err(_) => {
+                self.close_stdin();
+                Some(HostEvent::InputBroken)
+            }
+        }
+    }
+
+    fn took(&mut self, got: &io::Result<usize>) -> HostEvent {
+        match got {
+            Ok(length @ 1..) => {
+                self.since_line += length;
+                HostEvent::Output
+            }
+            Ok(0) | Err(_) => {
+                self.stdout = None;
+                HostEvent::OutputClosed
+            }
+        }
+    }
+
+    /// Takes what a dead host left in its pipes.
+    async fn drain(&mut self) {
+        let until = Instant::now() + DRAIN_LIMIT;
+        while Instant::now() < until && self.stdout.is_some() {
+            match timeout(DRAIN_QUIET, read_chunk(&mut self.stdout, &mut self.buffer)).await {
+                Ok(Ok(1..)) => {}
+                Ok(_) | Err(_) => self.stdout = None,
+            }
+        }
+        while Instant::now() < until && self.stderr.is_some() {
+            match timeout(DRAIN_QUIET, read_some(&mut self.stderr, &mut self.tail)).await {
+                Ok(Ok(1..)) => {}
+                Ok(_) | Err(_) => self.stderr = None,
+            }
+        }
+        self.stderr = None;
+        self.stdin = None;
+        self.at_end = true;
+    }
+
+    /// The next whole line that arrived. After the end of the stream also what
+    /// stood after the last line end.
+    pub(crate) fn line(&mut self) -> Option<Line> {
+        let line = match (self.codec.decode(&mut self.buffer), self.at_end) {
+            (Ok(None), true) => self.codec.decode_eof(&mut self.buffer),
+            (line, _) => line,
+        };
+        // Cutting lines out of memory cannot fail.
+        let line = line.ok().flatten();
+        if line.is_some() {
+            self.since_line = self.buffer.len();
+        } else if self.buffer.is_empty() {
+            // An idle host costs no buffer.
+            self.buffer = BytesMut::new();
+        }
+        line
+    }
+
+    /// Whether it has written more than a line may hold without ending one.
+    pub(crate) fn line_too_long(&self) -> bool {
+        self.since_line > MAX_LINE + 1
+    }
+}
+
+fn describe(command: &HostCommand) -> String {
+    match command {
+        HostCommand::Scripted => "the scripted host".to_owned(),
+        HostCommand::Program { program, .. } => program.clone(),
+        HostCommand::Pi { node, .. } => node.clone(),
+    }
+}
+
+fn identify(child: &Child) -> Option<ProcessIdentity> {
+    let pid = Pid::new(i64::from(child.id()?))?;
+    ProcessIdentity::of(pid).ok().flatten()
+}
+
+async fn write_some(
+    stdin: &mut Option<ChildStdin>,
+    queue: &mut VecDeque<Bytes>,
+) -> io::Result<usize> {
+    let (Some(stdin), Some(first)) = (stdin, queue.front_mut()) else {
+        return std::future::pending().await;
+    };
+    let length = stdin.write(first).await?;
+    first.advance(length);
+    if first.is_empty() {
+        queue.pop_front();
+    }
+    Ok(length)
+}
+
+async fn read_chunk(stdout: &mut Option<ChildStdout>, buffer: &mut BytesMut) -> io::Result<usize> {
+    let Some(stdout) = stdout else {
+        return std::future::pending().await;
+    };
+    // Reserving before the wait would keep the memory while idle; the small
+    // capacity grows with the first read of a busy host.
+    if buffer.capacity() - buffer.len() < 1024 {
+        buffer.reserve(if buffer.is_empty() { 4096 } else { READ });
+    }
+    stdout.read_buf(buffer).await
+}
+
+async fn read_some(stderr: &mut Option<ChildStderr>, tail: &mut Tail) -> io::Result<usize> {
+    let Some(stderr) = stderr else {
+        return std::future::pending().await;
+    };
+    let mut chunk = [0_u8; 4096];
+    let length = stderr.read(&mut chunk).await?;
+    tail.push(&chunk[..length]);
+    Ok(length)
+}

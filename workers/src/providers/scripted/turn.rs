@@ -1,0 +1,493 @@
+//! A turn of the scripted host.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ade_protocol::boot::HOST_ARGV0;
+use ade_protocol::card::{CardKind, CardOption, CardOrigin, CardPayload, Permission};
+use ade_protocol::event::{Event, NoticeLevel};
+use ade_protocol::frame::{
+    FromWorker, NoticePayload, Send, SendResult, SendStatus, UiNotice, UiRequest, UiResponse,
+};
+use ade_protocol::{PROTOCOL_VERSION, RequestId};
+use nix::sys::signal::{Signal, raise};
+use serde_json::{Value, json};
+
+use super::script::{Step, parse};
+use super::{Flow, Host, Running, Stop};
+use crate::platform;
+
+/// First argument that makes an `ade-host` start a sleeping orphan and end.
+pub(crate) const ORPHAN_ARG: &str = "--scripted-orphan";
+
+/// What a turn gathers on its way.
+#[derive(Default)]
+struct Spoken {
+    message: String,
+    text: String,
+    usage: Option<Value>,
+}
+
+/// How the steps of a turn ended.
+enum Ended {
+    Done,
+    Failed(String),
+    Stopped(Stop),
+}
+
+impl Host {
+    /// Runs one turn and answers its `send`.
+    pub(super) fn turn(&mut self, id: RequestId, send: &Send) -> Flow {
+        self.running = Some(Running::default());
+        self.answers.clear();
+        self.lifecycle("prompt_started");
+        let recovery = send.recovery.is_some();
+        if let Some(store) = self.store()
+            && !(recovery && store.ends_with(&send.prompt))
+        {
+            store.user(&send.prompt);
+        }
+        let mut spoken = Spoken {
+            message: new_id("msg"),
+            ..Spoken::default()
+        };
+        let mut ended = self.prompt(&send.prompt, recovery, &mut spoken);
+        while matches!(ended, Ended::Done)
+            && let Some(prompt) = self.later.pop_front()
+        {
+            spoken.message = new_id("msg");
+            ended = self.prompt(&prompt, false, &mut spoken);
+        }
+        let (status, stop_reason, error) = match &ended {
+            Ended::Done => (SendStatus::Completed, "stop", None),
+            Ended::Failed(error) => (SendStatus::Failed, "error", Some(error.clone())),
+            Ended::Stopped(_) => (SendStatus::Interrupted, "aborted", None),
+        };
+        if let Some(store) = self.store() {
+            store.assistant(&spoken.text, stop_reason);
+        }
+        let stop_reason = Some(stop_reason.to_owned());
+        self.lifecycle(if error.is_some() {
+            "prompt_failed"
+        } else {
+            "prompt_finished"
+        });
+        self.answer(
+            id,
+            &SendResult {
+                status,
+                stop_reason,
+                usage: spoken.usage,
+                error,
+            },
+        );
+        for aborter in self.running.take().unwrap_or_default().aborters {
+            self.lifecycle("aborted");
+            self.answer(aborter, &());
+        }
+        match ended {
+            Ended::Stopped(Stop::Ending) => self.disposed(),
+            _ => Flow::On,
+        }
+    }
+
+    fn store(&mut self) -> Option<&mut super::Store> {
+        self.opened.as_mut()?.store.as_mut()
+    }
+
+    fn prompt(&mut self, prompt: &str, recovery: bool, spoken: &mut Spoken) -> Ended {
+        let steps = match parse(prompt, recovery) {
+            Some(Ok(steps)) => steps,
+            Some(Err(error)) => return Ended::Failed(error),
+            None => return self.stream(&format!("You said: {prompt}"), spoken),
+        };
+        for step in steps {
+            match self.step(step, spoken) {
+                Ended::Done => {}
+                other => return other,
+            }
+        }
+        Ended::Done
+    }
+
+    fn step(&mut self, step: Step, spoken: &mut Spoken) -> Ended {
+        match step {
+            Step::Emit(text) => self.tell(&text, spoken),
+            Step::Words(count, gap) => return self.words(count, gap, spoken),
+            Step::Delay(time) => return self.rest(Some(time)),
+            Step::Card {
+                title,
+                message,
+                tool,
+            } => return self.card(title, message, &tool, spoken),
+            Step::Ask(question, options) => return self.ask(question, &options, spoken),
+            Step::Secret(question) => return self.secret(question, spoken),
+            Step::Hang => return self.rest(None),
+            Step::Tool(name, text) => self.tool(&name, &text),
+            Step::LongTool(time) => return self.long_tool(time),
+            Step::Events(count, size) => return self.flood(count, size, spoken),
+            Step::Error(text) => return Ended::Failed(text),
+            Step::Env(name) => {
+                let value = std::env::var(&name).unwrap_or_else(|_| "unset".into());
+                self.tell(&value, spoken);
+            }
+            Step::Reasoning(text) => {
+                let message_id = spoken.message.clone();
+                self.event(&Event::Reasoning { message_id, text });
+            }
+            Step::Usage => {
+                spoken.usage = Some(json!({"input": 100, "output": 10, "totalTokens": 110}));
+                self.event(&Event::ContextUsage {
+                    tokens: Some(110),
+                    context_window: 200_000,
+                });
+            }
+            Step::Turnless => self.notice(),
+            Step::Recall => {
+                let said = self.store().map(|store| store.said_before().join(" | "));
+                return self.stream(&said.unwrap_or_default(), spoken);
+            }
+            Step::Child(seconds) => self.child(seconds, spoken),
+            Step::Grandchild(seconds) => self.grandchild(seconds, spoken),
+            Step::Skipped => {}
+            other => self.misbehave(other),
+        }
+        self.poll().map_or(Ended::Done, Ended::Stopped)
+    }
+
+    /// The steps that a good host never takes.
+    fn misbehave(&mut self, step: Step) {
+        match step {
+            Step::Crash(code) => std::process::exit(code),
+            Step::Kill => {
+                let _ = raise(Signal::SIGKILL);
+            }
+            Step::Noise(text) => self.raw(text.as_bytes()),
+            Step::Half => {
+                let half = format!(
+                    r#"{{"protocolVersion":{PROTOCOL_VERSION},"type":"sdk_event","event":{{"ty"#
+                );
+                let _ = self.out.write_all(half.as_bytes());
+                self.flush();
+                std::process::exit(0);
+            }
+            Step::BadUtf8 => {
+                let event =
+                    br#""type":"sdk_event","event":{"type":"text","messageId":"bad","text":"caf"#;
+                let mut line = format!(r#"{{"protocolVersion":{PROTOCOL_VERSION},"#).into_bytes();
+                line.extend_from_slice(event);
+                line.extend_from_slice(b"\xe9\"}}");
+                self.raw(&line);
+            }
+            Step::Malformed(count) => {
+                let line = format!(
+                    r#"{{"protocolVersion":{PROTOCOL_VERSION},"type":"response","oops":1}}"#
+                );
+                for _ in 0..count {
+                    self.put_line(line.as_bytes());
+                }
+                self.flush();
+            }
+            Step::IgnoreTerm => self.switches.ignore_stop.store(true, Ordering::Relaxed),
+            Step::StopReading => self.switches.stop_reading.store(true, Ordering::Relaxed),
+            Step::Stderr(bytes) => {
+                let _ = io::copy(&mut Noise.take(bytes), &mut io::stderr().lock());
+            }
+            _ => {}
+        }
+    }
+
+    fn raw(&mut self, line: &[u8]) {
+        self.put_line(line);
+        self.flush();
+    }
+
+    fn rest(&mut self, time: Option<Duration>) -> Ended {
+        self.pause(time).map_or(Ended::Done, Ended::Stopped)
+    }
+
+    /// Emits one fragment of text.
+    fn tell(&mut self, text: &str, spoken: &mut Spoken) {
+        spoken.text.push_str(text);
+        let message_id = spoken.message.clone();
+        self.event(&Event::Text {
+            message_id,
+            text: text.to_owned(),
+        });
+    }
+
+    /// Emits text as a message of its own, outside of what the turn gathers.
+    pub(super) fn say(&mut self, text: &str) {
+        let message_id = new_id("msg");
+        self.event(&Event::Text {
+            message_id,
+            text: text.to_owned(),
+        });
+    }
+
+    /// Emits text word by word.
+    fn stream(&mut self, text: &str, spoken: &mut Spoken) -> Ended {
+        for word in text.split_inclusive(' ') {
+            self.tell(word, spoken);
+            if let Some(stop) = self.poll() {
+                return Ended::Stopped(stop);
+            }
+        }
+        Ended::Done
+    }
+
+    fn words(&mut self, count: u64, gap: Duration, spoken: &mut Spoken) -> Ended {
+        for index in 1..=count {
+            self.tell(&format!("word{index} "), spoken);
+            if let Some(stop) = self.pause(Some(gap)) {
+                return Ended::Stopped(stop);
+            }
+        }
+        Ended::Done
+    }
+
+    fn flood(&mut self, count: u64, size: usize, spoken: &mut Spoken) -> Ended {
+        let text = "x".repeat(size);
+        let event = Event::Text {
+            message_id: spoken.message.clone(),
+            text,
+        };
+        let event = serde_json::to_string(&event).unwrap_or_default();
+        let line = format!(
+            r#"{{"protocolVersion":{PROTOCOL_VERSION},"type":"sdk_event","event":{event}}}"#
+        );
+        for index in 0..count {
+            self.put_line(line.as_bytes());
+            if index % 64 == 63
+                && let Some(stop) = self.poll()
+            {
+                self.flush();
+                return Ended::Stopped(stop);
+            }
+        }
+        self.flush();
+        Ended::Done
+    }
+
+    fn tool(&mut self, name: &str, text: &str) {
+        let call_id = new_id("call");
+        self.call(&call_id, name, json!({"text": text}));
+        self.result(call_id, name, true, text);
+    }
+
+    fn long_tool(&mut self, time: Duration) -> Ended {
+        let call_id = new_id("call");
+        self.call(&call_id, "bash", json!({"command": "sleep"}));
+        let stop = self.pause(Some(time));
+        self.result(
+            call_id,
+            "bash",
+            stop.is_none(),
+            if stop.is_some() {
+                "interrupted"
+            } else {
+                "done"
+            },
+        );
+        stop.map_or(Ended::Done, Ended::Stopped)
+    }
+
+    fn call(&mut self, call_id: &str, name: &str, input: Value) {
+        self.event(&Event::ToolCall {
+            call_id: call_id.into(),
+            name: name.into(),
+            input,
+        });
+    }
+
+    fn result(&mut self, call_id: String, name: &str, ok: bool, text: &str) {
+        self.event(&Event::ToolResult {
+            call_id,
+            name: name.into(),
+            ok,
+            text: text.into(),
+        });
+    }
+
+    fn card(&mut self, title: String, message: String, tool: &str, spoken: &mut Spoken) -> Ended {
+        let call_id = new_id("call");
+        self.call(&call_id, tool, json!({"command": message}));
+        let payload = CardPayload {
+            title: Some(title),
+            source_id: Some(tool.to_owned()),
+            ..question(CardOrigin::Approval, CardKind::Confirm, message)
+        };
+        let answer = match self.question(payload) {
+            Ok(answer) => answer,
+            Err(stop) => {
+                self.result(call_id, tool, false, "cancelled");
+                return Ended::Stopped(stop);
+            }
+        };
+        let allowed = answer.answer().permission() != Permission::No;
+        self.result(
+            call_id,
+            tool,
+            allowed,
+            if allowed { "ok" } else { "denied" },
+        );
+        spoken.message = new_id("msg");
+        Ended::Done
+    }
+
+    fn ask(&mut self, text: String, options: &[String], spoken: &mut Spoken) -> Ended {
+        let option = |label: &String| CardOption {
+            value: label.clone(),
+            label: label.clone(),
+            description: None,
+        };
+        let payload = CardPayload {
+            source_id: Some("ask_user".into()),
+            options: options.iter().map(option).collect(),
+            ..question(CardOrigin::Tool, CardKind::Select, text)
+        };
+        match self.question(payload) {
+            Err(stop) => Ended::Stopped(stop),
+            Ok(answer) => {
+                let said = match answer.value.filter(|_| answer.ok) {
+                    Some(value) => format!("answer: {value}"),
+                    None => "unanswered".into(),
+                };
+                self.tell(&said, spoken);
+                Ended::Done
+            }
+        }
+    }
+
+    fn secret(&mut self, text: String, spoken: &mut Spoken) -> Ended {
+        match self.question(question(CardOrigin::Auth, CardKind::Secret, text)) {
+            Err(stop) => Ended::Stopped(stop),
+            Ok(answer) => {
+                let length = answer
+                    .value
+                    .filter(|_| answer.ok)
+                    .map_or(0, |value| value.chars().count());
+                self.tell(&format!("secret of {length} characters"), spoken);
+                Ended::Done
+            }
+        }
+    }
+
+    fn question(&mut self, payload: CardPayload) -> Result<UiResponse, Stop> {
+        let request_id = RequestId::generate();
+        self.put(&FromWorker::UiRequest(Box::new(UiRequest {
+            request_id: request_id.clone(),
+            turn_id: None,
+            payload,
+        })));
+        loop {
+            if let Some(index) = self
+                .answers
+                .iter()
+                .position(|answer| answer.request_id == request_id)
+            {
+                return Ok(self.answers.swap_remove(index));
+            }
+            if let Some(stop) = self.pause(Some(Duration::from_millis(20))) {
+                return Err(stop);
+            }
+        }
+    }
+
+    fn notice(&mut self) {
+        self.put(&FromWorker::UiNotice(UiNotice {
+            turn_id: None,
+            payload: NoticePayload {
+                origin: CardOrigin::Tool,
+                level: NoticeLevel::Info,
+                message: "a notice without a turn".into(),
+                source_id: None,
+                detail: None,
+            },
+        }));
+    }
+
+    fn child(&mut self, seconds: u64, spoken: &mut Spoken) {
+        let said = match Command::new("sleep")
+            .arg(seconds.to_string())
+            .stdin(Stdio::null())
+            .spawn()
+        {
+            Ok(child) => format!("child {}\n", child.id()),
+            Err(error) => format!("no child: {error}\n"),
+        };
+        self.tell(&said, spoken);
+    }
+
+    fn grandchild(&mut self, seconds: u64, spoken: &mut Spoken) {
+        let said = match start_orphan(seconds) {
+            Ok(pid) => format!("grandchild {pid}\n"),
+            Err(error) => format!("no grandchild: {error}\n"),
+        };
+        self.tell(&said, spoken);
+    }
+}
+
+fn question(origin: CardOrigin, kind: CardKind, message: String) -> CardPayload {
+    CardPayload {
+        origin,
+        kind,
+        message,
+        title: None,
+        placeholder: None,
+        default_value: None,
+        options: Vec::new(),
+        source_id: None,
+        detail: None,
+    }
+}
+
+fn new_id(kind: &str) -> String {
+    format!(
+        "{kind}_{}",
+        &uuid::Uuid::new_v4().simple().to_string()[..12]
+    )
+}
+
+/// Starts a process that starts the sleeper in a session of its own and ends.
+/// The sleeper keeps the frames' pipe open: the starter gets it as its standard
+/// input, since its standard output tells the sleeper's pid.
+fn start_orphan(seconds: u64) -> io::Result<String> {
+    use std::os::unix::process::CommandExt;
+    let frames = io::stdout().as_fd().try_clone_to_owned()?;
+    let output = Command::new(platform::own_program()?)
+        .arg0(HOST_ARGV0)
+        .args([ORPHAN_ARG, &seconds.to_string()])
+        .stdin(Stdio::from(frames))
+        .stderr(Stdio::inherit())
+        .output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The starter's half of [`start_orphan`].
+pub(crate) fn be_orphan(seconds: &str) -> io::Result<()> {
+    nix::unistd::setsid()?;
+    let frames = io::stdin().as_fd().try_clone_to_owned()?;
+    let child = Command::new("sleep")
+        .arg(seconds)
+        .stdin(Stdio::null())
+        .stdout(Stdio::from(frames))
+        .stderr(Stdio::null())
+        .spawn()?;
+    io::stdout().write_all(child.id().to_string().as_bytes())
+}
+
+/// Lines of log-like text without end.
+struct Noise;
+
+impl Read for Noise {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        const LINE: &[u8] = b"[scripted] a line of noise on standard error, sixty-four bytes..\n";
+        let length = buffer.len().min(LINE.len());
+        buffer[..length].copy_from_slice(&LINE[..length]);
+        Ok(length)
+    }
+}

@@ -1,0 +1,349 @@
+//! What the host says.
+
+use ade_protocol::card::CardOrigin;
+use ade_protocol::codec::{self, Line};
+use ade_protocol::frame::{
+    FrameFault, FromWorker, Header, Known, Ready, Response, ToWorker, UiCancel, UiRequest, code,
+};
+use ade_protocol::limits::{MAX_LINE, MAX_MALFORMED_IN_A_ROW};
+use ade_protocol::{PROTOCOL_VERSION, RequestId};
+use serde::de::IgnoredAny;
+use serde_json::json;
+use serde_json::value::RawValue;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::time::Instant;
+
+use super::Session;
+use crate::cards::Asked;
+use crate::host::HostEvent;
+use crate::ladder::StopStage;
+use crate::outbox::Weight;
+use crate::pending::Kind;
+
+/// How long a host that closed one of its pipes may take to end, before it
+/// counts as one that lives on.
+const PIPE_CLOSED: Duration = Duration::from_millis(500);
+
+/// Bytes that an `event` frame adds to the event that it carries, at most.
+const EVENT_FRAME: usize = 256;
+
+/// Events that mean something outside of a turn as well.
+const TURNLESS: &[&str] = &["context_usage", "context_compact", "activity", "notice"];
+
+/// Lifecycle events that this worker tells in its own words.
+const OWN_WORDS: &[&str] = &["worker_started", "ready", "host_exited", "stopping"];
+
+impl Session {
+    pub(super) fn on_host(&mut self, event: HostEvent) {
+        let patience = Some(Instant::now() + PIPE_CLOSED);
+        match event {
+            HostEvent::Output => self.take_lines(),
+            HostEvent::OutputClosed => self.output_closed = patience,
+            HostEvent::InputBroken => self.input_broken = patience,
+            HostEvent::Exited(status) => self.host_exited(status),
+        }
+    }
+
+    /// Takes every whole line that has arrived.
+    pub(super) fn take_lines(&mut self) {
+        while let Some(line) = self.host.as_mut().and_then(crate::host::Host::line) {
+            match line {
+                Line::Whole(line) => self.on_host_line(&line),
+                Line::Half(half) => {
+                    // Half a line may be anything; only what is complete was meant.
+                    if serde_json::from_slice::<IgnoredAny>(&half).is_ok() {
+                        self.on_host_line(&half);
+                    } else {
+                        self.counts.noise += 1;
+                        self.noise.push(&half);
+                    }
+                }
+                Line::TooLong(_) => self.line_too_long(),
+            }
+        }
+        if self
+            .host
+            .as_ref()
+            .is_some_and(crate::host::Host::line_too_long)
+        {
+            self.line_too_long();
+        }
+    }
+
+    fn line_too_long(&mut self) {
+        let message = "the agent wrote a line of more than 16 MiB".to_owned();
+        self.fail(code::FRAME_TOO_LONG, message, None, StopStage::Dispose);
+    }
+
+    fn on_host_line(&mut self, line: &[u8]) {
+        let text = codec::text(line);
+        let header = match Header::read(&text) {
+            Ok(header) => header,
+            Err(fault) => return self.fault(fault, line),
+        };
+        self.frames += 1;
+        let kind = header.kind.clone();
+        if kind == "sdk_event"
+            && let Some(raw) = header.event
+        {
+            self.counts.malformed_in_a_row = 0;
+            if self.is_of_another_turn(&header) {
+                self.counts.stray += 1;
+            } else {
+                self.sdk_event(raw);
+            }
+            return;
+        }
+        match FromWorker::parse_body(&kind, &text) {
+            Err(fault) => return self.fault(fault, line),
+            Ok(Known::UnknownType(kind)) => self.unknown_type("agent", &kind),
+            Ok(Known::Frame(frame)) => self.on_host_frame(frame),
+        }
+        self.counts.malformed_in_a_row = 0;
+    }
+
+    fn is_of_another_turn(&self, header: &Header<'_>) -> bool {
+        let running = self.turn.as_ref().map(|turn| &turn.id);
+        header.turn_id.is_some() && header.turn_id.as_ref() != running
+    }
+
+    /// Counts what is not a frame; never tells what stood in it.
+    fn fault(&mut self, fault: FrameFault, line: &[u8]) {
+        match fault {
+            FrameFault::Noise => {
+                self.counts.noise += 1;
+                self.noise.push(line);
+                self.noise.push(b"\n");
+            }
+            FrameFault::Version { ref got } if self.ready.is_none() && got != "none" => {
+                self.fail(
+                    code::PROTOCOL_ERROR,
+                    fault.to_string(),
+                    None,
+                    StopStage::Dispose,
+                );
+            }
+            fault => {
+                self.counts.malformed += 1;
+                self.counts.malformed_in_a_row += 1;
+                if self.counts.malformed.is_power_of_two() {
+                    let (count, length) = (self.counts.malformed, line.len());
+                    let message = format!(
+                        "malformed line no. {count} from the agent, {length} bytes: {fault}"
+                    );
+                    self.log("warn", &message);
+                }
+                if self.counts.malformed_in_a_row == MAX_MALFORMED_IN_A_ROW {
+                    let message = format!(
+                        "the agent wrote {MAX_MALFORMED_IN_A_ROW} malformed frames in a row"
+                    );
+                    self.fail(code::PROTOCOL_ERROR, message, None, StopStage::Dispose);
+                }
+            }
+        }
+    }
+
+    fn sdk_event(&mut self, raw: &RawValue) {
+        if self.failed.is_some() {
+            return;
+        }
+        let out = &mut self.link.out;
+        let turn = self.turn.as_ref().map(|turn| &turn.id);
+        let (mut made, mut stray, mut too_long) = (false, 0, 0);
+        let mapped = self.mapper.map(raw, |event| {
+            if event.len() > MAX_LINE - EVENT_FRAME {
+                too_long += 1;
+            } else if turn.is_none() && !is_turnless(event) {
+                stray += 1;
+            } else {
+                out.event(turn, event);
+                made = true;
+            }
+        });
+        self.counts.stray += stray;
+        if let Some(turn) = &mut self.turn {
+            turn.seen |= made;
+        }
+        if too_long > 0 {
+            self.log("warn", "an event of more than 16 MiB was left out");
+        }
+        if let Err(error) = mapped {
+            self.counts.unmapped += 1;
+            if self.counts.unmapped.is_power_of_two() {
+                self.log("warn", &error.to_string());
+            }
+        }
+    }
+
+    fn on_host_frame(&mut self, frame: FromWorker) {
+        match frame {
+            FromWorker::Ready(frame) => {
+                match self.requests.take_where(|kind| *kind == Kind::Init) {
+                    Some(pending) => self.on_ready(pending.id, frame.ready),
+                    None => {
+                        let message = "the agent sent a `ready` that nobody asked for".to_owned();
+                        self.fail(code::PROTOCOL_ERROR, message, None, StopStage::Dispose);
+                    }
+                }
+            }
+            FromWorker::Response(response) => self.on_response(response),
+            FromWorker::UiRequest(card) => self.on_card(*card),
+            FromWorker::UiCancel(cancel) => self.on_cancel(cancel),
+            FromWorker::UiNotice(mut notice) => {
+                notice.payload.message = self.masker.mask(&notice.payload.message).into_owned();
+                self.send(&FromWorker::UiNotice(notice), Weight::Informs);
+            }
+            FromWorker::Lifecycle(mut lifecycle) => {
+                if !OWN_WORDS.contains(&lifecycle.event.as_str()) {
+                    lifecycle.detail = lifecycle.detail.map(|detail| self.mask_value(detail));
+                    self.send(&FromWorker::Lifecycle(lifecycle), Weight::Informs);
+                }
+            }
+            FromWorker::Error(mut error) => {
+                error.error = self.masker.mask(&error.error).into_owned();
+                error.detail = error.detail.map(|detail| self.mask_value(detail));
+                self.send(&FromWorker::Error(error), Weight::Informs);
+            }
+            FromWorker::Log(mut log) => {
+                log.message = self.masker.mask(&log.message).into_owned();
+                log.detail = log.detail.map(|detail| self.mask_value(detail));
+                self.send(&FromWorker::Log(log), Weight::Informs);
+            }
+            // A host has none of these; without its event an `sdk_event` says nothing.
+            FromWorker::Hello(_) | FromWorker::Event(_) | FromWorker::SdkEvent(_) => {
+                self.counts.stray += 1;
+            }
+        }
+    }
+
+    fn on_ready(&mut self, id: RequestId, ready: Ready) {
+        if ready.protocol_version != PROTOCOL_VERSION {
+            let got = ready.protocol_version;
+            let message = format!(
+                "the agent's host speaks protocol version {got}, this worker {PROTOCOL_VERSION}"
+            );
+            self.refuse(id, code::PROTOCOL_ERROR, &message);
+            return self.fail(code::PROTOCOL_ERROR, message, None, StopStage::Dispose);
+        }
+        self.requests.add(id, Kind::Init, Instant::now());
+        if let Some(file) = ready.session_file.as_ref().map(PathBuf::from)
+            && let Err(refused) = self.take_lease(&file)
+        {
+            return self.init_refused(refused);
+        }
+        let Some(pending) = self.requests.take_where(|kind| *kind == Kind::Init) else {
+            return;
+        };
+        let host = self.host.as_ref().map(crate::host::Host::pid);
+        let detail = json!({"hostPid": host, "leaseHeld": self.lease.is_some()});
+        self.lifecycle("ready", Some(detail));
+        self.respond(Response::ok(pending.id, &ready), Weight::Answers);
+        self.ready = Some(ready);
+        self.idle_since = Instant::now();
+    }
+
+    fn on_response(&mut self, response: Response) {
+        if self.host_dispose.as_ref() == Some(&response.request_id) {
+            return;
+        }
+        let Some(pending) = self.requests.take(&response.request_id) else {
+            // `init` was answered by `ready`; anything else is a second answer.
+            self.counts.stray += 1;
+            return;
+        };
+        if response.ok && !pending.kind.accepts(response.result.as_deref()) {
+            let name = pending.kind.name();
+            self.requests.put_back(pending);
+            let message =
+                format!("the agent answered `{name}` with something that is no result of it");
+            return self.fail(code::PROTOCOL_ERROR, message, None, StopStage::Dispose);
+        }
+        match &pending.kind {
+            Kind::Init if response.ok => {
+                let text = response.result.as_deref().map_or("null", RawValue::get);
+                if let Ok(ready) = serde_json::from_str(text) {
+                    self.on_ready(pending.id, ready);
+                }
+            }
+            Kind::Init => {
+                self.requests.put_back(pending);
+                let code = response.error_code.as_deref().unwrap_or("provider_error");
+                let message = response
+                    .error
+                    .as_deref()
+                    .unwrap_or("the agent could not be opened");
+                self.init_failed(code, message, response.detail.clone());
+            }
+            Kind::Send(_) => self.turn_ends(response),
+            Kind::SetModel | Kind::SetThinking if response.ok => {
+                let text = response.result.as_deref().map_or("null", RawValue::get);
+                self.ready = serde_json::from_str(text).ok().or(self.ready.take());
+                self.respond(response, Weight::Answers);
+            }
+            _ => self.respond(response, Weight::Answers),
+        }
+    }
+
+    /// Forwards the end of the turn, behind all of its events.
+    pub(super) fn turn_ends(&mut self, mut response: Response) {
+        self.withdraw_cards();
+        self.idle_since = Instant::now();
+        if let Some(turn) = self.turn.take() {
+            // A broker that was not there when the turn began knows the turn
+            // and not the request.
+            let detail = response.detail.take();
+            let mut detail = match detail {
+                Some(serde_json::Value::Object(fields)) => fields,
+                _ => serde_json::Map::new(),
+            };
+            detail.insert("turnId".into(), json!(turn.id));
+            response.detail = Some(detail.into());
+        }
+        self.respond(response, Weight::EndsTurn);
+    }
+
+    fn on_card(&mut self, mut card: UiRequest) {
+        let turn = self.turn.as_ref().map(|turn| turn.id.clone());
+        let is_turns = card.turn_id.is_none() || card.turn_id == turn;
+        if !is_turns
+            || self.is_stopping()
+            || (turn.is_none() && card.payload.origin != CardOrigin::Auth)
+        {
+            self.counts.stray += 1;
+            let denied = ade_protocol::frame::UiResponse {
+                request_id: card.request_id,
+                ok: false,
+                value: None,
+                error: Some("no turn is running that could ask".into()),
+            };
+            return self.tell_host(&ToWorker::UiResponse(denied));
+        }
+        card.turn_id = turn;
+        match self.cards.ask(&card) {
+            Asked::Settled(answer) => self.tell_host(&ToWorker::UiResponse(answer)),
+            Asked::Open => {
+                if let Some(turn) = &mut self.turn {
+                    turn.seen = true;
+                }
+                self.send(&FromWorker::UiRequest(Box::new(card)), Weight::Now);
+            }
+        }
+    }
+
+    fn on_cancel(&mut self, cancel: UiCancel) {
+        if self.cards.withdraw(&cancel.request_id) {
+            self.send(&FromWorker::UiCancel(cancel), Weight::Now);
+        } else {
+            self.counts.stray += 1;
+        }
+    }
+}
+
+fn is_turnless(event: &str) -> bool {
+    let raw: Result<&RawValue, _> = serde_json::from_str(event);
+    let kind = raw
+        .ok()
+        .and_then(|raw| ade_protocol::event::event_type(raw).ok());
+    kind.is_some_and(|kind| TURNLESS.contains(&kind.as_str()))
+}

@@ -1,0 +1,297 @@
+//! The worker's main loop. One task owns everything: the link to the broker,
+//! the host, the lease, the turn, the cards and the ladder.
+//!
+//! The loop waits for the next thing and hands it to the module that knows it:
+//! what the broker says ([`broker`]), what the host says ([`agent`]), how it
+//! ends ([`ending`]), and what is due by the clock ([`clock`]).
+
+mod agent;
+mod broker;
+mod clock;
+mod ending;
+mod leasing;
+mod signals;
+
+use std::collections::HashSet;
+use std::future::pending;
+use std::io;
+use std::path::PathBuf;
+
+use ade_leases::lease::Lease;
+use ade_leases::process::ProcessIdentity;
+use ade_protocol::boot::{MARK_ENV, WorkerBoot};
+use ade_protocol::frame::{
+    ErrorFrame, FromWorker, Hello, Identity, Init, Lifecycle, Log, Ready, Response, WorkerState,
+};
+use ade_protocol::limits::NOISE_LOG;
+use ade_protocol::{Fence, RequestId, TurnId};
+use serde_json::Value;
+use tokio::time::{Instant, sleep_until};
+
+use crate::cards::Cards;
+use crate::host::{Host, HostEvent};
+use crate::ladder::Ladder;
+use crate::link::{Link, LinkEvent};
+use crate::mask::Masker;
+use crate::outbox::Weight;
+use crate::pending::Requests;
+use crate::providers::Mapper;
+use crate::tail::Tail;
+use crate::tree;
+
+pub(crate) use signals::Signals;
+use signals::Told;
+
+/// The running turn.
+struct Turn {
+    id: TurnId,
+    /// Whether anything of it went to the broker.
+    seen: bool,
+    /// Whether the broker wants it ended.
+    abort_asked: bool,
+}
+
+/// What was received and not understood; told in lifecycle details and logs.
+#[derive(Default)]
+struct Counts {
+    noise: u64,
+    malformed: u64,
+    malformed_in_a_row: u32,
+    stray: u64,
+    unmapped: u64,
+    /// Types that were logged already.
+    unknown_types: HashSet<String>,
+}
+
+/// Everything of one worker.
+pub(crate) struct Session {
+    boot: WorkerBoot,
+    mark: Option<String>,
+    identity: ProcessIdentity,
+    link: Link,
+    attached: bool,
+    fence: Fence,
+    attach_by: Option<Instant>,
+    detached_since: Option<Instant>,
+    idle_since: Instant,
+    host: Option<Host>,
+    init: Option<Box<Init>>,
+    ready: Option<Ready>,
+    lease: Option<Lease>,
+    watcher: Option<leasing::Watcher>,
+    lease_check: Option<Instant>,
+    requests: Requests,
+    turn: Option<Turn>,
+    cards: Cards,
+    mapper: Mapper,
+    masker: Masker,
+    noise: Tail,
+    counts: Counts,
+    frames: u64,
+    input_broken: Option<Instant>,
+    output_closed: Option<Instant>,
+    ladder: Ladder,
+    /// Why it ends by itself, once it does.
+    failed: Option<ending::Failure>,
+    /// Whether somebody wants it to end.
+    asked_to_end: bool,
+    disposers: Vec<RequestId>,
+    host_dispose: Option<RequestId>,
+    survivors: Vec<i32>,
+    finish_by: Option<Instant>,
+    over: bool,
+}
+
+enum Wake {
+    Told(Told),
+    Tick,
+    Lease,
+    Link(LinkEvent),
+    Host(HostEvent),
+}
+
+impl Session {
+    /// A session that does nothing yet.
+    ///
+    /// # Errors
+    /// This process can't be identified: `/proc` is not readable.
+    pub(crate) fn new(boot: WorkerBoot) -> io::Result<Self> {
+        let mut masker = Masker::default();
+        masker.learn(&boot.token);
+        let vars: Vec<(String, String)> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
+        masker.learn_env(
+            vars.iter()
+                .map(|(name, value)| (name.as_str(), value.as_str())),
+        );
+        let now = Instant::now();
+        Ok(Self {
+            mark: std::env::var(MARK_ENV).ok(),
+            identity: ProcessIdentity::current()?,
+            link: Link::new(PathBuf::from(&boot.socket)),
+            attached: false,
+            fence: Fence::default(),
+            attach_by: None,
+            detached_since: Some(now),
+            idle_since: now,
+            host: None,
+            init: None,
+            ready: None,
+            lease: None,
+            watcher: None,
+            lease_check: None,
+            requests: Requests::default(),
+            turn: None,
+            cards: Cards::default(),
+            mapper: Mapper::new(&boot.provider, boot.generation),
+            masker,
+            noise: Tail::new(NOISE_LOG),
+            counts: Counts::default(),
+            frames: 0,
+            input_broken: None,
+            output_closed: None,
+            ladder: Ladder::new(&boot.timing),
+            failed: None,
+            asked_to_end: false,
+            disposers: Vec::new(),
+            host_dispose: None,
+            survivors: Vec::new(),
+            finish_by: None,
+            over: false,
+            boot,
+        })
+    }
+
+    /// Runs until the session is over.
+    pub(crate) async fn run(&mut self, signals: &mut Signals) {
+        self.lifecycle("worker_started", None);
+        while !self.over {
+            let deadline = self.deadline();
+            // Nothing is dropped: a host whose events the broker does not take
+            // waits in its own write.
+            let read = !self.link.out.is_full();
+            let wake = tokio::select! {
+                biased;
+                told = signals.next() => Wake::Told(told),
+                () = until(deadline) => Wake::Tick,
+                () = leasing::changed(self.watcher.as_ref()) => Wake::Lease,
+                event = self.link.next() => Wake::Link(event),
+                event = from_host(&mut self.host, read) => Wake::Host(event),
+            };
+            match wake {
+                Wake::Told(Told::Stop) => self.asked_to_stop(),
+                Wake::Told(Told::Child) => {
+                    tree::reap_strangers(self.host.as_ref().map(Host::pid));
+                }
+                Wake::Lease => self.look_at_lease(Instant::now()),
+                Wake::Tick => self.on_time(Instant::now()),
+                Wake::Link(event) => self.on_link(event),
+                Wake::Host(event) => self.on_host(event),
+            }
+            self.maybe_over();
+        }
+    }
+
+    fn hello(&self) -> Hello {
+        Hello {
+            worker_id: self.boot.worker_id.clone(),
+            token: self.boot.token.clone(),
+            session_key: self.boot.session_id.clone(),
+            generation: self.boot.generation,
+            pid: self.identity.pid.get(),
+            identity: Identity {
+                pid: self.identity.pid.get(),
+                start_ticks: self.identity.start_ticks,
+                boot_id: self.identity.boot_id.clone(),
+                pid_namespace: self.identity.pid_namespace,
+            },
+            provider: self.boot.provider.clone(),
+            last_seq: self.link.out.last_seq(),
+            state: WorkerState {
+                ready: self.ready.clone(),
+                turn_id: self.turn.as_ref().map(|turn| turn.id.clone()),
+                seen_event: self.turn.as_ref().is_some_and(|turn| turn.seen),
+                fence: self.fence,
+                stopping: self.ladder.stage().map(|stage| stage.name().to_owned()),
+            },
+        }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.ladder.stage().is_some()
+    }
+
+    fn send(&mut self, frame: &FromWorker, weight: Weight) {
+        self.link.out.frame(frame.to_line(), weight);
+    }
+
+    fn respond(&mut self, mut response: Response, weight: Weight) {
+        if let Some(error) = &mut response.error {
+            *error = self.masker.mask(error).into_owned();
+        }
+        self.send(&FromWorker::Response(response), weight);
+    }
+
+    fn refuse(&mut self, id: RequestId, code: &str, message: &str) {
+        self.respond(Response::err(id, code, message), Weight::Answers);
+    }
+
+    fn lifecycle(&mut self, event: &str, detail: Option<Value>) {
+        let frame = Lifecycle {
+            event: event.to_owned(),
+            request_id: None,
+            detail,
+        };
+        self.send(&FromWorker::Lifecycle(frame), Weight::Informs);
+    }
+
+    fn log(&mut self, level: &str, message: &str) {
+        let message = self.masker.mask(message).into_owned();
+        let frame = Log {
+            level: level.to_owned(),
+            message,
+            detail: None,
+        };
+        self.send(&FromWorker::Log(frame), Weight::Informs);
+    }
+
+    fn report(&mut self, operation: &str, error: &str, detail: Option<Value>) {
+        let frame = ErrorFrame {
+            operation: operation.to_owned(),
+            error: self.masker.mask(error).into_owned(),
+            request_id: None,
+            detail: detail.map(|detail| self.mask_value(detail)),
+        };
+        self.send(&FromWorker::Error(frame), Weight::Informs);
+    }
+
+    fn mask_value(&self, value: Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.masker.mask(&text).into_owned()),
+            Value::Array(items) => items
+                .into_iter()
+                .map(|item| self.mask_value(item))
+                .collect(),
+            Value::Object(fields) => fields
+                .into_iter()
+                .map(|(name, item)| (name, self.mask_value(item)))
+                .collect(),
+            other => other,
+        }
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => pending().await,
+    }
+}
+
+async fn from_host(host: &mut Option<Host>, read: bool) -> HostEvent {
+    match host {
+        Some(host) => host.next(read).await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,79 @@
+//! Everything below this process: reaping what comes back to it, killing what
+//! is left.
+//!
+//! Invariants:
+//! - the host is never reaped here: its exit status belongs to whoever started
+//!   it. Strangers are reaped by their pid and only after they were seen dead;
+//! - signals go through [`ade_leases::process::signal`], to identities, never
+//!   to bare pids.
+
+use std::collections::HashSet;
+use std::io;
+use std::time::{Duration, Instant};
+
+use ade_leases::process::{self, Pid, ProcessEntry, ProcessIdentity, Signal, Target};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+
+use crate::platform;
+
+/// Reaps dead children other than `host`. Returns how many.
+///
+/// The kernel shows one dead child at a time; when it shows the host, the rest
+/// waits until the host has been reaped by its owner, who then calls this again.
+pub(crate) fn reap_strangers(host: Option<i32>) -> usize {
+    let mut reaped = 0;
+    while let Some(pid) = platform::dead_child() {
+        if Some(pid.as_raw()) == host || waitpid(pid, Some(WaitPidFlag::WNOHANG)).is_err() {
+            break;
+        }
+        reaped += 1;
+    }
+    reaped
+}
+
+/// One round of killing everything below this process. Returns who was still
+/// alive when the round began. `host` is whom somebody else reaps.
+///
+/// # Errors
+/// The process table can't be read, so nobody can say what is left.
+pub(crate) fn kill_below(
+    host: Option<i32>,
+    mark: Option<(&str, &str)>,
+) -> io::Result<Vec<ProcessIdentity>> {
+    reap_strangers(host);
+    if platform::is_childless() == Some(true) {
+        return Ok(Vec::new());
+    }
+    let table = process::table()?;
+    let mut alive = Vec::new();
+    for entry in process::descendants(Pid::own(), &table)
+        .iter()
+        .filter(|entry| !entry.is_zombie())
+    {
+        alive.push(ProcessEntry::identity(entry)?);
+    }
+    if let Some((name, value)) = mark {
+        let known: HashSet<i32> = alive.iter().map(|identity| identity.pid.get()).collect();
+        let strays = process::marked(name, value)?;
+        let ours = [Pid::own().get()];
+        alive.extend(strays.into_iter().filter(|stray| {
+            let pid = stray.pid.get();
+            !ours.contains(&pid) && !known.contains(&pid)
+        }));
+    }
+    for identity in &alive {
+        // Gone in the meantime is what we want, and what can't be signalled is
+        // reported by the caller as a survivor.
+        let _ = process::signal(&Target::Process(identity.clone()), Signal::SIGKILL);
+    }
+    Ok(alive)
+}
+
+/// Kills everything below this process and waits for it, `bound` at most. For
+/// the way out of a panic, where no runtime is left.
+pub(crate) fn kill_below_now(mark: Option<(&str, &str)>, bound: Duration) {
+    let until = Instant::now() + bound;
+    while kill_below(None, mark).is_ok_and(|alive| !alive.is_empty()) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
