@@ -9,9 +9,10 @@
 //!   a recycle and only when nothing of the turn was seen;
 //! - after a user's abort or stop was accepted nothing is sent for that turn;
 //! - an input of another generation or another turn changes nothing;
-//! - every state but `Idle`, `Starting`, `Streaming` and `AwaitingCard` has a
-//!   deadline. Those four end by an input: the start task and the worker answer
-//!   in bounded time, and a turn that streams is the user's to abort.
+//! - every state but `Idle`, `Starting`, `Recovering`, `Attaching`, `Streaming` and
+//!   `AwaitingCard` has a deadline. Those end by an input: tasks that start a
+//!   worker or take one over answer in bounded time, and a turn that streams is
+//!   the user's to abort.
 //!
 //! The first-event watchdog is armed when a message is written and disarmed by
 //! the first event or card of the turn; it is never armed again in that turn,
@@ -108,6 +109,8 @@ pub enum Input {
     WorkerFailed(Failure),
     /// A worker process has ended.
     WorkerExited(Generation, Failure),
+    /// A worker of a broker that is gone was taken over.
+    Adopted(Generation, Adopted),
     /// An event frame.
     Event(Generation, Option<TurnId>),
     /// A card was opened.
@@ -118,6 +121,20 @@ pub enum Input {
     Ended(Generation, TurnId, Ending),
     /// The deadline may have passed.
     Tick,
+}
+
+/// What a worker that was taken over knows of the turn that runs here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adopted {
+    /// It never got the message: the last broker died before it was written.
+    NeverSent,
+    /// It runs it, or ran it and is about to say how it ended.
+    Has {
+        /// Whether anything of it was seen.
+        seen: bool,
+        /// Whether a card of it is open.
+        card: bool,
+    },
 }
 
 /// What is to be done.
@@ -179,6 +196,8 @@ pub enum State {
     Interrupting,
     /// The session is being stopped.
     Stopping,
+    /// The worker of a broker that is gone is being taken over.
+    Attaching,
 }
 
 impl State {
@@ -194,6 +213,7 @@ impl State {
             Self::Recovering => "recovering",
             Self::Interrupting => "interrupting",
             Self::Stopping => "stopping",
+            Self::Attaching => "attaching",
         }
     }
 }
@@ -219,6 +239,8 @@ pub struct Machine {
     worker: Option<Generation>,
     deadline: Option<Mono>,
     first_event: Duration,
+    /// What a broker that is gone had left of the watchdog's time.
+    left: Option<Duration>,
 }
 
 impl Machine {
@@ -233,6 +255,34 @@ impl Machine {
             worker: None,
             deadline: None,
             first_event,
+            left: None,
+        }
+    }
+
+    /// A session whose turn a broker that is gone had begun. `sends`: how often
+    /// the message was written before; `left`: what is left of the watchdog's
+    /// time.
+    #[must_use]
+    pub fn attaching(
+        first_event: Duration,
+        (id, prompt): (TurnId, String),
+        sends: u8,
+        left: Duration,
+    ) -> Self {
+        let running = Running {
+            id,
+            prompt,
+            sends,
+            seen: false,
+            stop_requested: false,
+            cause: None,
+        };
+        Self {
+            state: State::Attaching,
+            running: Some(running),
+            deadline: None,
+            left: Some(left),
+            ..Self::new(first_event)
         }
     }
 
@@ -293,6 +343,9 @@ impl Machine {
             Input::WorkerFailed(failure) => self.worker_failed(failure, now, &mut out),
             Input::WorkerExited(generation, failure) => {
                 self.worker_exited(generation, failure, now, &mut out);
+            }
+            Input::Adopted(generation, adopted) => {
+                self.adopted(generation, adopted, now, &mut out);
             }
             Input::Event(generation, turn) => self.seen(generation, turn.as_ref()),
             Input::CardOpened(generation, turn) => self.card_opened(generation, turn.as_ref()),
@@ -373,7 +426,7 @@ impl Machine {
                 self.state = State::Interrupting;
                 self.deadline = Some(now + ABORT_BOUND);
             }
-            State::Recovering => running.stop_requested = true,
+            State::Recovering | State::Attaching => running.stop_requested = true,
             State::Idle | State::Interrupting | State::Stopping => {}
         }
     }
@@ -387,7 +440,7 @@ impl Machine {
         match self.state {
             // The worker is on its way out: the next message needs another one.
             State::Idle => self.worker = None,
-            State::Starting | State::Recovering => {
+            State::Starting | State::Recovering | State::Attaching => {
                 self.worker = None;
                 self.finish_interrupted(now, out);
             }
@@ -418,10 +471,46 @@ impl Machine {
         }
     }
 
+    /// A turn that another broker began goes on as if nothing had happened.
+    fn adopted(
+        &mut self,
+        generation: Generation,
+        adopted: Adopted,
+        now: Mono,
+        out: &mut Vec<Effect>,
+    ) {
+        self.worker = Some(generation);
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        if self.state != State::Attaching {
+            return;
+        }
+        let left = self.left.take().unwrap_or(self.first_event);
+        match adopted {
+            Adopted::NeverSent if running.stop_requested => self.finish_interrupted(now, out),
+            Adopted::NeverSent => {
+                running.sends = running.sends.saturating_sub(1);
+                self.write(now, out);
+            }
+            Adopted::Has { seen, card } => {
+                running.seen = seen || card;
+                (self.state, self.deadline) = match (card, seen) {
+                    (true, _) => (State::AwaitingCard, None),
+                    (false, true) => (State::Streaming, None),
+                    (false, false) => (State::AwaitingFirstEvent, Some(now + left)),
+                };
+                if running.stop_requested {
+                    self.abort(now, out);
+                }
+            }
+        }
+    }
+
     fn worker_failed(&mut self, failure: Failure, now: Mono, out: &mut Vec<Effect>) {
         let Some(running) = &self.running else { return };
         match self.state {
-            State::Starting => self.finish_failed(failure, now, out),
+            State::Starting | State::Attaching => self.finish_failed(failure, now, out),
             State::Recovering if running.stop_requested => self.finish_interrupted(now, out),
             State::Recovering => {
                 let first = running
@@ -456,7 +545,7 @@ impl Machine {
                 self.finish_failed(failure, now, out);
             }
             State::Interrupting | State::Stopping => self.finish_interrupted(now, out),
-            State::Idle | State::Starting | State::Recovering => {}
+            State::Idle | State::Starting | State::Recovering | State::Attaching => {}
         }
     }
 
@@ -495,7 +584,7 @@ impl Machine {
         let awaiting = match self.state {
             State::AwaitingFirstEvent => true,
             State::Streaming | State::AwaitingCard | State::Interrupting | State::Stopping => false,
-            State::Idle | State::Starting | State::Recovering => return,
+            State::Idle | State::Starting | State::Recovering | State::Attaching => return,
         };
         out.push(Effect::Withdraw(Withdrawal::TurnEnded));
         let stopping = matches!(self.state, State::Interrupting | State::Stopping);

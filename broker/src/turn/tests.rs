@@ -209,6 +209,68 @@ fn queued_messages_run_in_order_and_end_with_a_stop() {
     assert_eq!(rig.sends("c"), 0);
 }
 
+#[test]
+fn a_turn_that_was_taken_over_goes_on() {
+    let attach = |sends| {
+        let left = Duration::from_secs(30);
+        let machine = Machine::attaching(FIRST_EVENT, (id("a"), "prompt a".into()), sends, left);
+        Rig {
+            machine,
+            generation: 4,
+            ..Rig::new()
+        }
+    };
+    let generation = Generation(4);
+
+    let mut rig = attach(1);
+    rig.on(Input::Adopted(
+        generation,
+        Adopted::Has {
+            seen: false,
+            card: false,
+        },
+    ));
+    assert!(rig.pass(29).is_empty(), "what was left of the time is kept");
+    assert!(rig.pass(1).contains(&Effect::Poison));
+
+    let mut rig = attach(1);
+    rig.on(Input::Adopted(
+        generation,
+        Adopted::Has {
+            seen: true,
+            card: false,
+        },
+    ));
+    rig.pass(1000);
+    rig.ended("a", completed());
+    assert_eq!(rig.ends("a"), [TurnStatus::Completed]);
+    assert_eq!(rig.sends("a"), 0);
+
+    let mut rig = attach(1);
+    rig.on(Input::Adopted(generation, Adopted::NeverSent));
+    assert_eq!(rig.sends("a"), 1, "it is sent for the first time");
+
+    let mut rig = attach(1);
+    rig.on(Input::Abort);
+    let effects = rig.on(Input::Adopted(
+        generation,
+        Adopted::Has {
+            seen: true,
+            card: true,
+        },
+    ));
+    assert!(effects.contains(&Effect::Abort(id("a"))));
+
+    let mut rig = attach(1);
+    rig.on(Input::WorkerFailed(fail(ErrorCategory::Exited)));
+    assert_eq!(
+        rig.ends("a"),
+        [TurnStatus::Failed],
+        "nothing is sent again on a guess"
+    );
+    assert_eq!(rig.sends("a"), 0);
+}
+
 /// Runs every sequence of up to seven inputs from a small alphabet and checks
 /// the invariants of the module's documentation after each.
 #[test]
