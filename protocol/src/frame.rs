@@ -546,9 +546,22 @@ pub struct WorkerState {
     /// The running turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn_id: Option<TurnId>,
-    /// Whether anything of the running turn was seen.
+    /// The last turn whose message it got: the running one, or one that has
+    /// ended since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_turn_id: Option<TurnId>,
+    /// Whether anything of that turn was seen.
     #[serde(default)]
     pub seen_event: bool,
+    /// Cards that wait for an answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub open_cards: Vec<RequestId>,
+    /// Pid of its host, as it sees it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_pid: Option<i32>,
+    /// Whether it holds the lease of its session file.
+    #[serde(default)]
+    pub lease_held: bool,
     /// Fence of the last broker it obeyed.
     #[serde(default)]
     pub fence: Fence,

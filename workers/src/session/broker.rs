@@ -196,6 +196,7 @@ impl Session {
         let turn_id = request.body.turn_id.clone();
         if self.forward(request, Kind::Send(turn_id.clone()), line) {
             self.link.out.turn_begins();
+            self.last_turn = Some(turn_id.clone());
             self.turn = Some(Turn {
                 id: turn_id,
                 seen: false,

@@ -82,6 +82,8 @@ pub(crate) struct Session {
     lease_check: Option<Instant>,
     requests: Requests,
     turn: Option<Turn>,
+    /// The last turn whose message came, running or not.
+    last_turn: Option<TurnId>,
     cards: Cards,
     mapper: Mapper,
     masker: Masker,
@@ -143,6 +145,7 @@ impl Session {
             lease_check: None,
             requests: Requests::default(),
             turn: None,
+            last_turn: None,
             cards: Cards::default(),
             mapper: Mapper::new(&boot.provider, boot.generation),
             masker,
@@ -211,7 +214,13 @@ impl Session {
             state: WorkerState {
                 ready: self.ready.clone(),
                 turn_id: self.turn.as_ref().map(|turn| turn.id.clone()),
+                last_turn_id: self.last_turn.clone(),
                 seen_event: self.turn.as_ref().is_some_and(|turn| turn.seen),
+                open_cards: (self.cards.open().iter())
+                    .map(|card| card.request_id.clone())
+                    .collect(),
+                host_pid: self.host.as_ref().map(Host::pid),
+                lease_held: self.lease.is_some(),
                 fence: self.fence,
                 stopping: self.ladder.stage().map(|stage| stage.name().to_owned()),
             },
