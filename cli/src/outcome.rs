@@ -42,18 +42,28 @@ impl Outcome {
         };
         match kind.as_deref() {
             Some("held") => exit::HELD,
-            Some("provider_not_usable" | "no_model" | "model_not_found" | "auth") => {
-                exit::PROVIDER_NOT_USABLE
-            }
-            Some("timed_out") => exit::TIMED_OUT,
+            Some(
+                "provider_not_usable"
+                | "no_model"
+                | "no_auth"
+                | "model_not_found"
+                | "auth"
+                | "host_not_started"
+                | "package_missing"
+                | "package_unreadable"
+                | "version_unsupported"
+                | "node_too_old",
+            ) => exit::PROVIDER_NOT_USABLE,
+            Some("timed_out" | "silent") => exit::TIMED_OUT,
             Some("denied") => exit::DENIED,
-            Some(_) => exit::FAILED,
-            None => match category {
+            // What the model's provider said: its class tells more than the word.
+            Some("agent_failed" | "provider_error") | None => match category {
                 ErrorCategory::Lease => exit::HELD,
                 ErrorCategory::Auth => exit::PROVIDER_NOT_USABLE,
                 ErrorCategory::TimedOut => exit::TIMED_OUT,
                 _ => exit::FAILED,
             },
+            Some(_) => exit::FAILED,
         }
     }
 }
@@ -88,6 +98,20 @@ mod tests {
                 exit::PROVIDER_NOT_USABLE,
             ),
             ("auth", "", "failed", exit::PROVIDER_NOT_USABLE),
+            (
+                "auth",
+                "kind: agent_failed",
+                "failed",
+                exit::PROVIDER_NOT_USABLE,
+            ),
+            ("rate_limit", "kind: agent_failed", "failed", exit::FAILED),
+            (
+                "unknown",
+                "kind: no_auth",
+                "failed",
+                exit::PROVIDER_NOT_USABLE,
+            ),
+            ("timed_out", "kind: silent", "failed", exit::TIMED_OUT),
             ("timed_out", "", "failed", exit::TIMED_OUT),
             ("exited", "stderr: kind: held", "failed", exit::FAILED),
             ("network", "", "completed", exit::OK),
