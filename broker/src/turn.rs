@@ -621,7 +621,7 @@ impl Machine {
         match self.state {
             State::AwaitingFirstEvent => {
                 let seconds = self.first_event.as_secs_f32();
-                let message = format!("the agent sent nothing for {seconds:.0} s");
+                let message = format!("the agent sent nothing for {seconds} s");
                 self.recover(
                     Failure::new("silent", ErrorCategory::TimedOut, message),
                     now,
