@@ -1,6 +1,6 @@
 //! `config.toml` and where each value comes from.
 //!
-//! Every setting is one row of the table that [`settings`] makes: its name, its
+//! Every setting is one row of the table that `settings` makes: its name, its
 //! form with bounds, its default, and the environment variables that may
 //! override it. The file is checked against that table, so what is not in it is
 //! an error: a misspelt key never silently means the default. Values remember

@@ -252,11 +252,17 @@ impl State {
         synchronous("full")?;
         let sql = "INSERT INTO meta (name, value) VALUES ('fence', 1)
                    ON CONFLICT (name) DO UPDATE SET value = value + 1 RETURNING value";
-        let fence = self
-            .conn
-            .query_row(sql, [], |row| row.get(0).map(rows::unsigned));
+        // To its very end: the commit is the last step of the statement, and
+        // the row comes before it.
+        let fence = self.query(OPERATION, sql, [], |row| {
+            Ok(Fence(rows::unsigned(row.get(0)?)))
+        });
         synchronous("normal")?;
-        fence.map(Fence).map_err(failed(OPERATION))
+        let gone = || StateError::Row {
+            operation: OPERATION,
+            id: "fence".to_owned(),
+        };
+        fence?.pop().ok_or_else(gone)
     }
 
     /// Puts every commit on the disk. Cheap when there is nothing to do.

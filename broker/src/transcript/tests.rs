@@ -258,7 +258,7 @@ fn kinds() -> impl Strategy<Value = Vec<Kind>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     /// Any mixture of whole, torn and foreign lines reads like a plain list.
     #[test]
