@@ -35,8 +35,8 @@ impl Session {
                 self.link.send_first(&hello);
             }
             LinkEvent::Lost => self.detached(),
-            // What follows from it is looked at after every event.
-            LinkEvent::Settled => {}
+            // `init` was answered, if it was due.
+            LinkEvent::Settled => self.write_owner(),
             LinkEvent::Line(line) => self.on_broker_line(line),
             LinkEvent::TooLong(length) => {
                 let error =
@@ -193,6 +193,7 @@ impl Session {
         if self.turn.is_some() {
             return self.refuse(request.request_id, code::BUSY, "a turn is running");
         }
+        self.write_owner();
         let turn_id = request.body.turn_id.clone();
         if self.forward(request, Kind::Send(turn_id.clone()), line) {
             self.link.out.turn_begins();

@@ -81,20 +81,27 @@ impl Session {
         self.watcher = self.lease.as_ref().map(Watcher::new);
         // What happened before the watch began is not reported by it.
         self.lease_check = Some(Instant::now());
+        self.owner_due = Some(file.to_owned());
+        Ok(())
+    }
+
+    /// Writes whose session it is, once. Not while the broker waits for `init`:
+    /// an owner is on the disk before this returns, and disks are slow.
+    pub(super) fn write_owner(&mut self) {
+        let Some(file) = self.owner_due.take_if(|_| self.ready.is_some()) else {
+            return;
+        };
         let claim = Claim {
             kind: OwnerKind::Sdk,
             id: self.boot.session_id.to_string(),
         };
-        if let Err(error) = owner::claim(file, &claim, Replace::Owned) {
+        if let Err(error) = owner::claim(&file, &claim, Replace::Owned) {
+            let file = file.display();
             self.log(
                 "warn",
-                &format!(
-                    "the owner of {} could not be written: {error}",
-                    file.display()
-                ),
+                &format!("the owner of {file} could not be written: {error}"),
             );
         }
-        Ok(())
     }
 
     /// Looks at the own lease. Lost: nothing below may write any more.
@@ -129,6 +136,9 @@ impl Session {
 
     /// Gives the lease back. Only when nothing below is alive any more.
     pub(super) fn release_lease(&mut self) {
+        if self.lease.is_some() {
+            self.write_owner();
+        }
         self.watcher = None;
         self.lease_check = None;
         if let Some(lease) = self.lease.take()

@@ -80,6 +80,7 @@ pub(crate) struct Session {
     lease: Option<Lease>,
     watcher: Option<leasing::Watcher>,
     lease_check: Option<Instant>,
+    owner_due: Option<PathBuf>,
     requests: Requests,
     turn: Option<Turn>,
     /// The last turn whose message came, running or not.
@@ -143,6 +144,7 @@ impl Session {
             lease: None,
             watcher: None,
             lease_check: None,
+            owner_due: None,
             requests: Requests::default(),
             turn: None,
             last_turn: None,
