@@ -40,8 +40,10 @@ pub struct About {
     pub socket: String,
     /// Connected clients.
     pub clients: std::sync::atomic::AtomicUsize,
-    /// Ends the broker.
+    /// Ends every turn and worker, then the broker.
     pub stop: tokio_util::sync::CancellationToken,
+    /// Ends the broker and leaves the workers to the next one.
+    pub handover: tokio_util::sync::CancellationToken,
 }
 
 /// The exit code that a kind of failure stands for.
@@ -138,6 +140,10 @@ pub async fn call(
             answer(&ProviderList { providers })
         }
         name::BROKER_STATUS => answer(&status(manager, about)),
+        name::BROKER_HANDOVER => {
+            about.handover.cancel();
+            answer(&Nothing {})
+        }
         name::BROKER_STOP => {
             about.stop.cancel();
             answer(&Nothing {})

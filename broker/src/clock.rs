@@ -28,3 +28,13 @@ mod tests {
         assert!(text.ends_with('Z') && text.as_bytes()[19] == b'.', "{text}");
     }
 }
+
+/// Milliseconds on the machine's monotonic clock. All processes of one boot see
+/// the same clock, so a number that one of them wrote means something to the
+/// next.
+#[must_use]
+pub fn monotonic_ms() -> u64 {
+    let clock = nix::time::ClockId::CLOCK_MONOTONIC;
+    let now = nix::time::clock_gettime(clock).map(std::time::Duration::from);
+    now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
+}

@@ -1,8 +1,8 @@
-//! What a broker that died left open: its turns get their one terminal event,
-//! its cards are withdrawn.
+//! What a broker that died left open and nobody takes over: turns get their one
+//! terminal event, cards are withdrawn, dead leases are freed.
 //!
-//! Runs after the sweep, so no worker of the dead broker is alive any more, and
-//! before any session is served.
+//! Runs after the sweep, so the workers of these sessions are dead, and before
+//! any session is served.
 
 use ade_protocol::SessionId;
 use ade_protocol::card::{CardOutcome, Withdrawal};
@@ -11,6 +11,7 @@ use ade_protocol::event::{ErrorCategory, Event, TurnStatus};
 use crate::clock;
 use crate::home::Home;
 use crate::state::{StateError, StateHandle};
+use crate::takeover::Takeover;
 use crate::transcript::{Transcript, TranscriptError};
 
 /// Why leftovers could not be closed.
@@ -26,10 +27,19 @@ pub enum LeftoverError {
 ///
 /// # Errors
 /// When `state.db` cannot be read.
-pub async fn close(home: &Home, state: &StateHandle) -> Result<usize, LeftoverError> {
+pub async fn close(
+    home: &Home,
+    state: &StateHandle,
+    taken_over: &Takeover,
+) -> Result<usize, LeftoverError> {
+    let is_taken_over = |session: &SessionId| taken_over.legacies.contains_key(session);
     let cards = state.run(crate::state::State::open_cards).await?;
     let turns = state.run(crate::state::State::running_turns).await?;
     for card in cards {
+        let legacy = taken_over.legacies.get(&card.session_id);
+        if legacy.is_some_and(|legacy| legacy.entry.generation == card.generation) {
+            continue;
+        }
         let outcome = CardOutcome::Withdrawn {
             why: Withdrawal::WorkerGone,
         };
@@ -43,12 +53,17 @@ pub async fn close(home: &Home, state: &StateHandle) -> Result<usize, LeftoverEr
         );
         let session = card.session_id.clone();
         state
-            .run(move |state| state.remove_cards(&session).map(drop))
+            .run(move |state| {
+                state
+                    .remove_card(&session, card.generation, &card.card_id)
+                    .map(drop)
+            })
             .await?;
     }
     let files = state.run(crate::state::State::sessions).await?;
     let files: Vec<String> = files
         .into_iter()
+        .filter(|row| !is_taken_over(&row.session_id))
         .filter_map(|row| row.session_file)
         .collect();
     let freed = tokio::task::spawn_blocking(move || {
@@ -59,6 +74,10 @@ pub async fn close(home: &Home, state: &StateHandle) -> Result<usize, LeftoverEr
     if let Err(error) = freed.await {
         tracing::error!(%error, "leases of dead workers were left");
     }
+    let turns: Vec<_> = turns
+        .into_iter()
+        .filter(|turn| !is_taken_over(&turn.session_id))
+        .collect();
     let count = turns.len();
     for turn in turns {
         let message = "the broker ended in the middle of this turn and its worker was stopped; \

@@ -37,6 +37,7 @@ pub mod spawn;
 pub mod state;
 pub mod subscription;
 pub mod sweep;
+pub mod takeover;
 pub mod transcript;
 pub mod turn;
 pub mod usage;

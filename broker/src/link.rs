@@ -235,11 +235,13 @@ impl Registry {
     /// Expects a worker; each connection that proves itself arrives on the
     /// channel, also when it comes again.
     pub fn expect(&self, id: &WorkerId, token: &str) -> mpsc::Receiver<Connection> {
+        self.expect_hash(id, journal::token_hash(token))
+    }
+
+    /// The same for a worker of which only the token's hash is known.
+    pub fn expect_hash(&self, id: &WorkerId, token_hash: String) -> mpsc::Receiver<Connection> {
         let (tx, rx) = mpsc::channel(1);
-        let expected = Expected {
-            token_hash: journal::token_hash(token),
-            tx,
-        };
+        let expected = Expected { token_hash, tx };
         self.map().insert(id.clone(), expected);
         rx
     }

@@ -14,6 +14,7 @@ use crate::clock;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::SessionRow;
+use crate::takeover::Takeover;
 
 /// All sessions.
 pub struct Manager {
@@ -31,17 +32,22 @@ pub(crate) fn state_error(error: &crate::state::StateError) -> RpcError {
 }
 
 impl Manager {
-    /// Starts the actors of all sessions that `state.db` knows.
+    /// Starts the actors of all sessions that `state.db` knows; those of
+    /// `takeover` get their workers back.
     ///
     /// # Errors
     /// When `state.db` cannot be read. A session whose transcript cannot be
     /// opened is left out and logged; the others are not held up by it.
-    pub async fn load(shared: Arc<Shared>) -> Result<Self, crate::state::StateError> {
+    pub async fn load(
+        shared: Arc<Shared>,
+        mut takeover: Takeover,
+    ) -> Result<Self, crate::state::StateError> {
         let rows = shared.state.run(crate::state::State::sessions).await?;
         let mut sessions = BTreeMap::new();
         for row in rows {
             let id = row.session_id.clone();
-            match Session::start(&shared, row) {
+            let legacy = takeover.legacies.remove(&id);
+            match Session::start(&shared, row, legacy) {
                 Ok(session) => drop(sessions.insert(id, session)),
                 Err(error) => tracing::error!(session = %id, %error, "a session is left out"),
             }
@@ -69,7 +75,7 @@ impl Manager {
         check_absolute("agentDir", request.agent_dir.as_deref())?;
         self.check_provider(&request.provider).await?;
         let row = SessionRow::new(SessionId::generate(), &request, lane, clock::timestamp());
-        let session = Session::start(&self.shared, row.clone())
+        let session = Session::start(&self.shared, row.clone(), None)
             .map_err(|error| RpcError::failed("transcript", exit::FAILED, error.to_string()))?;
         let id = row.session_id.clone();
         self.shared
@@ -219,6 +225,16 @@ impl Manager {
             tracing::warn!(path = %path.display(), %error, "a transcript was not removed");
         }
         Ok(())
+    }
+
+    /// Lets go of every worker without ending it; returns when no session
+    /// writes any more.
+    pub async fn detach_all(&self) {
+        let mut detached = tokio::task::JoinSet::new();
+        for session in self.all() {
+            detached.spawn(async move { session.detach().await });
+        }
+        while detached.join_next().await.is_some() {}
     }
 
     /// Ends every turn and worker; returns when all trees are dead.

@@ -6,16 +6,18 @@
 //! session stopped, sockets removed, lock free.
 //!
 //! What a broker that was killed leaves: its workers keep their turn for their
-//! orphan grace. This version does not take them over: a new broker stops them
-//! first (`crate::sweep`) and ends their turns with a clear error.
+//! orphan grace and connect to the next broker, which takes them over
+//! ([`crate::takeover`]): turns, cards and sequence numbers go on as if nothing
+//! had happened. `ade serve --replace` does the same politely.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use ade_protocol::exit;
 use ade_protocol::rpc::RuntimeInfo;
+use ade_protocol::{WorkerId, exit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -32,7 +34,7 @@ use crate::shared::Shared;
 use crate::socket::{self, BoundSocket, SocketError};
 use crate::spawn::{SpawnError, Spawner};
 use crate::state::{State, StateError, StateHandle};
-use crate::{clock, endpoint, leftovers, limits, sweep};
+use crate::{clock, endpoint, leftovers, limits, sweep, takeover};
 
 /// How long all sessions may take to stop. The escort of each has bounds of its
 /// own; this one only guards the broker's end.
@@ -43,6 +45,9 @@ const SECOND_SIGNAL_BOUND: Duration = Duration::from_secs(3);
 
 /// How long a broker that is being replaced may take to end.
 const REPLACE_BOUND: Duration = Duration::from_secs(40);
+
+/// How long sessions may take to let go of their workers: the longest start.
+const HANDOVER_BOUND: Duration = Duration::from_secs(35);
 
 /// Connections that are served at once; more wait in the kernel's queue.
 const CONNECTIONS: usize = 512;
@@ -163,7 +168,7 @@ async fn take_lock(home: &Home, options: &ServeOptions) -> Result<BrokerLock, Se
     if !options.replace {
         return Ok(BrokerLock::take(home, &options.version)?);
     }
-    ask_to_stop(home).await;
+    ask_to_hand_over(home).await;
     let (home, version) = (home.clone(), options.version.clone());
     let taken = tokio::task::spawn_blocking(move || {
         BrokerLock::take_within(&home, &version, REPLACE_BOUND)
@@ -174,8 +179,8 @@ async fn take_lock(home: &Home, options: &ServeOptions) -> Result<BrokerLock, Se
     }
 }
 
-/// Asks a running broker to stop; whether it did is seen by its lock.
-async fn ask_to_stop(home: &Home) {
+/// Asks a running broker to hand over; whether it did is seen by its lock.
+async fn ask_to_hand_over(home: &Home) {
     use ade_protocol::rpc::InitializeParams;
     use tokio::io::AsyncWriteExt;
     let Ok(mut stream) = tokio::net::UnixStream::connect(home.control_socket()).await else {
@@ -193,7 +198,7 @@ async fn ask_to_stop(home: &Home) {
     let stop = format!(
         "{{\"jsonrpc\":\"2.0\",\"id\":2,\"method\":\"{}\",\"params\":{{\"name\":\"{}\"}}}}\n",
         ade_protocol::action::ACTIONS_CALL,
-        ade_protocol::action::name::BROKER_STOP
+        ade_protocol::action::name::BROKER_HANDOVER
     );
     let mut answer = [0_u8; 4096];
     for line in [lines, stop] {
@@ -222,8 +227,9 @@ impl Broker {
         let config = Arc::new(config);
         let state = StateHandle::start(State::open(&home.state_db())?);
         let fence = state.run(State::next_fence).await?;
-        sweep_leftovers(&home).await;
-        leftovers::close(&home, &state).await?;
+        let takeover = takeover::find(&home, &state).await?;
+        sweep_leftovers(&home, takeover.workers()).await;
+        leftovers::close(&home, &state, &takeover).await?;
         let spawner = Spawner::start(&home, None)?;
         let env = std::env::vars_os()
             .filter_map(|(name, value)| name.into_string().ok().map(|name| (name, value)))
@@ -247,7 +253,7 @@ impl Broker {
             workers: Arc::new(Semaphore::new(pool.max_workers)),
             home: home.clone(),
         };
-        let manager = Arc::new(Manager::load(Arc::new(shared)).await?);
+        let manager = Arc::new(Manager::load(Arc::new(shared), takeover).await?);
         let workers = socket::bind(&home.workers_socket())?;
         let control = socket::bind(&home.control_socket())?;
         let about = Arc::new(About {
@@ -262,6 +268,7 @@ impl Broker {
             socket: home.control_socket().display().to_string(),
             clients: AtomicUsize::new(0),
             stop: CancellationToken::new(),
+            handover: CancellationToken::new(),
         });
         Ok(Self {
             manager,
@@ -285,6 +292,7 @@ impl Broker {
                 _ = interrupt.recv() => break,
                 _ = hangup.recv() => tracing::info!("SIGHUP is ignored"),
                 () = self.about.stop.cancelled() => break,
+                () = self.about.handover.cancelled() => return Ok(self.hand_over().await),
             }
         }
         tracing::info!("the broker stops");
@@ -308,6 +316,25 @@ impl Broker {
             () = welcome => {}
         }
         Ok(())
+    }
+
+    /// Ends without ending anything: workers keep their turns and connect to
+    /// the broker that comes.
+    async fn hand_over(&self) {
+        tracing::info!("the broker hands over");
+        // Workers still report while sessions finish what they are starting.
+        let welcome = async {
+            loop {
+                self.worker(self.workers.accept().await);
+            }
+        };
+        tokio::select! {
+            () = self.manager.detach_all() => {}
+            () = tokio::time::sleep(HANDOVER_BOUND) => {
+                tracing::error!("some sessions did not let go of their worker");
+            }
+            () = welcome => {}
+        }
     }
 
     async fn client(
@@ -358,10 +385,10 @@ async fn admit(
     }
 }
 
-async fn sweep_leftovers(home: &Home) {
+async fn sweep_leftovers(home: &Home, spare: BTreeSet<WorkerId>) {
     let grace = sweep::Grace::default();
     let home = home.clone();
-    let swept = tokio::task::spawn_blocking(move || sweep::run(&home, grace)).await;
+    let swept = tokio::task::spawn_blocking(move || sweep::run_sparing(&home, grace, &spare)).await;
     match swept {
         Ok(report) => tracing::info!(?report, "swept what the last broker left"),
         Err(error) => tracing::error!(%error, "the sweep failed"),

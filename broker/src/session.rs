@@ -11,6 +11,7 @@
 //! or talk to clients ([`crate::endpoint`]).
 
 mod actor;
+mod adopt;
 mod escort;
 mod figures;
 mod frames;
@@ -30,6 +31,7 @@ use crate::shared::Shared;
 use crate::state::SessionRow;
 use crate::turn::Failure;
 
+pub use adopt::Legacy;
 pub(crate) use escort::free_lease;
 
 /// Commands that may wait for a session. More callers than that wait for room.
@@ -57,6 +59,8 @@ pub(crate) enum Command {
     },
     /// End the turn, the queue and the worker. Answered when the tree is dead.
     Stop { reply: oneshot::Sender<()> },
+    /// Let go of the worker without ending it: another broker takes over.
+    Detach { reply: oneshot::Sender<()> },
     /// Clear a used-up start budget.
     Reset { reply: Reply<()> },
     /// Another request to the worker.
@@ -110,16 +114,19 @@ pub struct View {
 }
 
 impl Session {
-    /// Starts the actor of a session.
+    /// Starts the actor of a session. `legacy`: what a broker that is gone left
+    /// of it, to be taken over.
     ///
     /// # Errors
     /// When its transcript cannot be opened.
     pub fn start(
         shared: &Arc<Shared>,
         row: SessionRow,
+        legacy: Option<Legacy>,
     ) -> Result<Self, crate::transcript::TranscriptError> {
         let (tx, rx) = mpsc::channel(COMMANDS);
-        let (actor, info) = actor::Actor::new(Arc::clone(shared), row, tx.downgrade(), rx)?;
+        let shared = Arc::clone(shared);
+        let (actor, info) = actor::Actor::new(shared, row, tx.downgrade(), rx, legacy)?;
         tokio::spawn(actor.run());
         Ok(Self { tx, info })
     }
@@ -163,6 +170,14 @@ impl Session {
             return Err(unknown);
         }
         answered.await.unwrap_or(Err(unknown))
+    }
+
+    /// Ends the actor and leaves its worker at work, for another broker.
+    pub async fn detach(&self) {
+        let (reply, detached) = oneshot::channel();
+        if self.tx.send(Command::Detach { reply }).await.is_ok() {
+            drop(detached.await);
+        }
     }
 
     /// Ends the turn, the queue and the worker; returns when the tree is dead.

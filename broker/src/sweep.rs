@@ -92,6 +92,12 @@ struct Left {
 /// broker lock, so nobody else writes journals meanwhile.
 #[must_use]
 pub fn run(home: &Home, grace: Grace) -> SweepReport {
+    run_sparing(home, grace, &BTreeSet::new())
+}
+
+/// The same without the workers that are being taken over.
+#[must_use]
+pub fn run_sparing(home: &Home, grace: Grace, spare: &BTreeSet<WorkerId>) -> SweepReport {
     let mut report = SweepReport::default();
     let journals = match journal::read_all(home) {
         Ok(journals) => journals,
@@ -105,6 +111,9 @@ pub fn run(home: &Home, grace: Grace) -> SweepReport {
     report.damaged = journals.damaged;
     let mut left = Vec::new();
     for entry in journals.entries {
+        if spare.contains(&entry.worker_id) {
+            continue;
+        }
         match entry.identity.as_ref().map(ProcessIdentity::liveness) {
             Some(Liveness::Dead(DeadProof::OtherBoot)) => forget(home, &entry, &mut report),
             Some(Liveness::Unknown(_)) => report.unknown.push(entry.worker_id),

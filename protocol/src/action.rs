@@ -558,6 +558,8 @@ actions! {
         Nothing => ProviderList, "{}";
     BROKER_STATUS = "broker.status", Observer, "What the broker says of itself.",
         Nothing => BrokerStatus, "{}";
+    BROKER_HANDOVER = "broker.handover", Cto, "Ends the broker and leaves its workers to the next one, which must come within their grace.",
+        Nothing => Nothing, "{}";
     BROKER_STOP = "broker.stop", Cto, "Ends every turn and worker, then the broker.",
         Nothing => Nothing, "{}";
 }

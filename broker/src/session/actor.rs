@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::worker::{Departing, Starting, Worker};
-use super::{Command, View};
+use super::{Command, Legacy, View};
 use crate::budget::Budget;
 use crate::cards::Cards;
 use crate::clock;
@@ -41,6 +41,10 @@ pub(super) struct Actor {
     /// For tasks that report back; weak, so that they don't keep the actor.
     pub(super) tx: mpsc::WeakSender<Command>,
     pub(super) stop_replies: Vec<oneshot::Sender<()>>,
+    pub(super) detach_replies: Vec<oneshot::Sender<()>>,
+    /// Open cards of a broker that is gone, until the worker has told which
+    /// are open still.
+    pub(super) legacy_cards: Vec<Card>,
     pub(super) last_status: Option<TurnStatus>,
     pub(super) last_error: Option<String>,
     rx: mpsc::Receiver<Command>,
@@ -58,6 +62,7 @@ impl Actor {
         row: SessionRow,
         tx: mpsc::WeakSender<Command>,
         rx: mpsc::Receiver<Command>,
+        legacy: Option<Legacy>,
     ) -> Result<(Self, watch::Receiver<Arc<View>>), TranscriptError> {
         let path = shared.home.transcript(&row.session_id);
         let transcript = Transcript::open(&path, row.session_id.clone())?;
@@ -77,6 +82,8 @@ impl Actor {
             epoch: 0,
             tx,
             stop_replies: Vec::new(),
+            detach_replies: Vec::new(),
+            legacy_cards: Vec::new(),
             last_status,
             last_error,
             rx,
@@ -92,6 +99,10 @@ impl Actor {
             shared,
             row,
         };
+        if let Some(legacy) = legacy {
+            let taken = actor.transcript.last_origin(legacy.entry.generation);
+            actor.take_over(legacy, first_event, taken);
+        }
         actor.publish_view();
         let view = actor.view.subscribe();
         Ok((actor, view))
@@ -117,6 +128,12 @@ impl Actor {
             self.answer_stops();
             if self.dirty {
                 self.publish_view();
+            }
+            // A start under way is waited for: its worker would be nobody's.
+            if !self.detach_replies.is_empty() && self.starting.is_none() {
+                // Dropping the link is all: the worker connects to the next
+                // broker, and what was not acknowledged is said again there.
+                return;
             }
         }
         // The last handle is gone: the session was deleted or the broker ends.
@@ -212,6 +229,7 @@ impl Actor {
             generation: self.row.generation,
             sends: 0,
             state: "starting".into(),
+            armed_at_ms: 0,
         };
         self.store("begin a turn", move |state| state.begin_turn(&row))
             .await;

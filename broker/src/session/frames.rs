@@ -35,6 +35,7 @@ impl Actor {
                 self.stop_replies.push(reply);
                 self.input(Input::Stop).await;
             }
+            Command::Detach { reply } => self.detach_replies.push(reply),
             Command::Reset { reply } => {
                 self.reset().await;
                 let _ = reply.send(Ok(()));

@@ -62,6 +62,8 @@ pub(crate) struct Started {
     pub(super) lease_held: bool,
     /// Place among all workers; free again when the tree is dead.
     pub(super) place: OwnedSemaphorePermit,
+    /// Where the worker of another broker stood.
+    pub(super) resumed: Option<super::adopt::Resumed>,
 }
 
 /// Runs a plan to its end.
@@ -99,6 +101,7 @@ pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
             host_pid: greeted.host_pid,
             lease_held: greeted.lease_held,
             place,
+            resumed: None,
         })),
         Err(failure) => {
             plan.shared.registry.forget(&id);
@@ -118,7 +121,7 @@ pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
     }
 }
 
-fn cancelled() -> Failure {
+pub(super) fn cancelled() -> Failure {
     Failure::new(
         "stopping",
         ErrorCategory::Unknown,
@@ -361,7 +364,7 @@ impl Progress {
 }
 
 /// Sends one request and waits for its response; other frames are noted.
-async fn ask(
+pub(super) async fn ask(
     link: &mut Link,
     frame: &ToWorker,
     id: &RequestId,

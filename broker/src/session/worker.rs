@@ -1,6 +1,7 @@
 //! The actor's worker: having one, telling it things, sending it away.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ade_protocol::card::{Answer, Card, CardOutcome, Withdrawal};
@@ -13,12 +14,13 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::actor::Actor;
+use super::adopt::{self, Adoption, Resumed};
 use super::escort::{Escort, Process};
 use super::start::{self, Plan, Started};
-use super::{Ask, Command, Reply};
+use super::{Ask, Command, Legacy, Reply};
 use crate::budget::Start;
 use crate::link::{Connection, Link};
-use crate::turn::{Ending, Failure, Input};
+use crate::turn::{Adopted, Ending, Failure, Input, Machine};
 use ade_protocol::event::ErrorCategory;
 use ade_protocol::rpc::RpcError;
 
@@ -147,6 +149,105 @@ impl Actor {
         });
     }
 
+    /// Begins to take over the worker of a broker that is gone.
+    pub(super) fn take_over(&mut self, legacy: Legacy, first_event: Duration, taken: Seq) {
+        let Legacy {
+            entry,
+            identity,
+            turn,
+            cards,
+        } = legacy;
+        // The limit may be lower than before; nobody is sent away for that.
+        let workers = &self.shared.workers;
+        let place = match Arc::clone(workers).try_acquire_owned() {
+            Ok(place) => place,
+            Err(_) => {
+                workers.add_permits(1);
+                let Ok(place) = Arc::clone(workers).try_acquire_owned() else {
+                    return;
+                };
+                place
+            }
+        };
+        let connections = self
+            .shared
+            .registry
+            .expect_hash(&entry.worker_id, entry.token_hash.clone());
+        if let Some(turn) = turn {
+            let passed = crate::clock::monotonic_ms().saturating_sub(turn.armed_at_ms);
+            let left = first_event.saturating_sub(Duration::from_millis(passed));
+            let sends = u8::try_from(turn.sends).unwrap_or(u8::MAX);
+            let message = (turn.turn_id, turn.prompt);
+            self.machine = Machine::attaching(first_event, message, sends, left);
+        }
+        self.legacy_cards = cards;
+        self.epoch += 1;
+        let cancel = CancellationToken::new();
+        self.starting = Some(Starting {
+            epoch: self.epoch,
+            cancel: cancel.clone(),
+        });
+        let (epoch, tx) = (self.epoch, self.tx.clone());
+        let adoption = Adoption {
+            shared: Arc::clone(&self.shared),
+            row: self.row.clone(),
+            entry,
+            identity,
+            connections,
+            taken,
+            place,
+            cancel,
+        };
+        tokio::spawn(async move {
+            let outcome = adopt::run(adoption).await;
+            report(&tx, Command::Started { epoch, outcome }).await;
+        });
+    }
+
+    /// A worker that was taken over has told where it stands.
+    async fn resumed(&mut self, generation: Generation, resumed: &Resumed) {
+        if let Some(worker) = &mut self.worker {
+            worker.taken = resumed.taken;
+            worker.acked = resumed.taken;
+        }
+        self.settle_legacy_cards(&resumed.open_cards).await;
+        let turn = self.machine.turn().cloned();
+        if resumed.running.is_some() && resumed.running != turn {
+            self.lost("the worker runs a turn that nobody here knows")
+                .await;
+            return;
+        }
+        if let (Some(turn), Some(worker)) = (&turn, &mut self.worker) {
+            worker
+                .pending
+                .insert(send_id(turn), Pending::Send(turn.clone()));
+        }
+        let adopted = if turn.is_some() && resumed.last == turn {
+            Adopted::Has {
+                seen: resumed.seen,
+                card: !self.cards.open().is_empty(),
+            }
+        } else {
+            Adopted::NeverSent
+        };
+        self.input(Input::Adopted(generation, adopted)).await;
+    }
+
+    /// Cards that the worker still blocks on stay open under their ids; the
+    /// others were settled while nobody listened.
+    async fn settle_legacy_cards(&mut self, open: &BTreeSet<RequestId>) {
+        for card in std::mem::take(&mut self.legacy_cards) {
+            if open.contains(&card.card_id) {
+                self.cards.add(card);
+            } else {
+                let outcome = CardOutcome::Withdrawn {
+                    why: Withdrawal::WorkerGone,
+                };
+                self.card_settled(&card, outcome, None).await;
+            }
+        }
+    }
+
     /// A start has ended.
     pub(super) async fn started(&mut self, epoch: u64, outcome: Result<Box<Started>, Failure>) {
         if self
@@ -165,10 +266,16 @@ impl Actor {
         match outcome {
             Ok(started) => {
                 let generation = started.generation;
-                self.adopt(*started).await;
-                self.input(Input::WorkerReady(generation)).await;
+                let mut started = *started;
+                let resumed = started.resumed.take();
+                self.adopt(started).await;
+                match resumed {
+                    Some(resumed) => self.resumed(generation, &resumed).await,
+                    None => self.input(Input::WorkerReady(generation)).await,
+                }
             }
             Err(failure) => {
+                self.settle_legacy_cards(&BTreeSet::new()).await;
                 if failure.category == ErrorCategory::Exited {
                     let now = self.now();
                     self.budget.death(now);
@@ -240,8 +347,10 @@ impl Actor {
             self.row.generation,
         );
         // On disk before it is sent: a new broker must never send it again.
+        let armed = crate::clock::monotonic_ms();
         self.store("note a send", move |state| {
-            state.update_turn(&session, &id, generation, sends, "sent")
+            state.update_turn(&session, &id, generation, sends, "sent")?;
+            state.set_armed(&session, &id, armed)
         })
         .await;
         let body = Send {
@@ -249,8 +358,13 @@ impl Actor {
             prompt: prompt.to_owned(),
             recovery,
         };
-        let request = Request::new(body);
-        let id = request.request_id.clone();
+        // The turn names the request, so that another broker knows what the
+        // response to it is about.
+        let id = send_id(turn);
+        let request = Request {
+            request_id: id.clone(),
+            body,
+        };
         if self.tell(&ToWorker::Send(request), id, Pending::Send(turn.clone())) {
             return;
         }
@@ -568,6 +682,10 @@ impl Actor {
             worker.linked = true;
         }
     }
+}
+
+fn send_id(turn: &TurnId) -> RequestId {
+    RequestId::from(turn.as_str())
 }
 
 const BUDGET: &str = "start_budget";

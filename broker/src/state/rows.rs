@@ -107,6 +107,10 @@ pub struct TurnRow {
     pub sends: u32,
     /// The turn machine's word for where it stands.
     pub state: String,
+    /// When the message was written last, on the machine's monotonic clock
+    /// ([`crate::clock::monotonic_ms`]); 0: not yet. Means nothing after a boot,
+    /// and no worker lives longer than that.
+    pub armed_at_ms: u64,
 }
 
 /// A message that waits behind the running turn.

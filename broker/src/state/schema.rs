@@ -42,7 +42,8 @@ const MIGRATIONS: &[&str] = &["
         started_at TEXT NOT NULL,
         generation INTEGER NOT NULL,
         sends INTEGER NOT NULL,
-        state TEXT NOT NULL
+        state TEXT NOT NULL,
+        armed_at_ms INTEGER NOT NULL DEFAULT 0
     ) STRICT;
     CREATE TABLE queue (
         place INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -41,6 +41,7 @@ fn turn(session: &str, id: &str) -> TurnRow {
         generation: Generation(1),
         sends: 0,
         state: "starting".into(),
+        armed_at_ms: 0,
     }
 }
 
@@ -203,6 +204,7 @@ fn a_session_runs_one_turn_and_remembers_how_it_ended() {
         generation: Generation(3),
         sends: 2,
         state: "streaming".into(),
+        armed_at_ms: 0,
         ..turn("s", "t1")
     };
     assert_eq!(found, [expected]);

@@ -7,7 +7,7 @@ use rusqlite::{Row, params};
 use super::rows::{signed, to_word, unsigned};
 use super::{QueuedRow, RowFault, State, StateError, TurnRow};
 
-const TURN: &str = "session_id, turn_id, prompt, started_at, generation, sends, state";
+const TURN: &str = "session_id, turn_id, prompt, started_at, generation, sends, state, armed_at_ms";
 const QUEUED: &str = "session_id, turn_id, prompt, queued_at";
 
 fn turn_row(row: &Row<'_>) -> Result<TurnRow, RowFault> {
@@ -19,6 +19,7 @@ fn turn_row(row: &Row<'_>) -> Result<TurnRow, RowFault> {
         generation: Generation(unsigned(row.get(4)?)),
         sends: row.get(5)?,
         state: row.get(6)?,
+        armed_at_ms: unsigned(row.get(7)?),
     })
 }
 
@@ -38,7 +39,7 @@ impl State {
     /// [`StateError::TurnRuns`] when another one runs; other [`StateError`]s.
     pub fn begin_turn(&self, turn: &TurnRow) -> Result<(), StateError> {
         let sql = format!(
-            "INSERT INTO turns ({TURN}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+            "INSERT INTO turns ({TURN}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
              ON CONFLICT (session_id) DO NOTHING"
         );
         let values = params![
@@ -49,6 +50,7 @@ impl State {
             signed(turn.generation.0),
             turn.sends,
             turn.state,
+            signed(turn.armed_at_ms),
         ];
         match self.execute("begin a turn", &sql, values)? {
             0 => Err(StateError::TurnRuns(turn.session_id.clone())),
@@ -79,6 +81,21 @@ impl State {
             state
         ];
         self.execute("update a turn", sql, values).map(drop)
+    }
+
+    /// Writes when the running turn's message was written.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn set_armed(
+        &self,
+        session: &SessionId,
+        turn: &TurnId,
+        armed_at_ms: u64,
+    ) -> Result<(), StateError> {
+        let sql = "UPDATE turns SET armed_at_ms = ?3 WHERE session_id = ?1 AND turn_id = ?2";
+        let values = params![session.as_str(), turn.as_str(), signed(armed_at_ms)];
+        self.execute("note a send", sql, values).map(drop)
     }
 
     /// Ends the running turn and remembers how, as one step. A completed turn
@@ -196,6 +213,7 @@ impl State {
                 generation: Generation(0),
                 sends: 0,
                 state: "starting".to_owned(),
+                armed_at_ms: 0,
             };
             state.begin_turn(&turn)?;
             Ok(Some(turn))

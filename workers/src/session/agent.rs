@@ -248,8 +248,9 @@ impl Session {
             return;
         }
         let Some(pending) = self.requests.take(&response.request_id) else {
-            // `init` was answered by `ready`; anything else is a second answer.
-            self.counts.stray += 1;
+            // `init` was answered by `ready` already; anything else is a second
+            // answer, or one to nothing.
+            self.counts.stray += u64::from(self.init_id.as_ref() != Some(&response.request_id));
             return;
         };
         if response.ok && !pending.kind.accepts(response.result.as_deref()) {

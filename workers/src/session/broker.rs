@@ -172,6 +172,7 @@ impl Session {
             .clone()
             .filter(|_| !init.inventory_only);
         self.init = Some(init);
+        self.init_id = Some(request_id.clone());
         self.requests.add(request_id, Kind::Init, Instant::now());
         if let Some(file) = file
             && let Err(refused) = self.take_lease(Path::new(&file))

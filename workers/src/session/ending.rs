@@ -160,12 +160,14 @@ impl Session {
         let detail = self.exit_detail(&exit, &stderr, stderr_bytes);
         self.lifecycle("host_exited", Some(detail.clone()));
         if self.failed.is_none() && !self.asked_to_end {
-            let code = if never_ran {
-                code::HOST_NOT_STARTED
+            let (code, message) = if never_ran {
+                let why = stderr.lines().last().unwrap_or_default();
+                let message = format!("the agent could not be started: {why}");
+                (code::HOST_NOT_STARTED, message)
             } else {
-                code::HOST_EXITED
+                let message = format!("the agent's process ended with {exit}");
+                (code::HOST_EXITED, message)
             };
-            let message = format!("the agent's process ended with {exit}");
             self.failed = Some(Failure {
                 code,
                 message,

@@ -1,0 +1,224 @@
+//! Taking over the worker of a broker that is gone.
+//!
+//! The worker is known by its journal: its identity was proved to be alive, and
+//! only who has the token whose hash stands there is let in. It connects by
+//! itself within a second or so, is given the new fence, and goes on after the
+//! last event that the transcript holds. A worker that does not come is seen
+//! off like any other, and its turn ends with an error: nothing is sent again
+//! on a guess.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ade_leases::process::{self, Liveness, ProcessIdentity};
+use ade_protocol::card::Card;
+use ade_protocol::event::ErrorCategory;
+use ade_protocol::frame::{Attach, Hello, Request, ToWorker};
+use ade_protocol::{RequestId, Seq, TurnId};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::escort::{Escort, Process};
+use super::start::{self, Started};
+use crate::journal::Entry;
+use crate::link::{Connection, Link};
+use crate::shared::Shared;
+use crate::spawn::Exit;
+use crate::state::{SessionRow, TurnRow};
+use crate::turn::Failure;
+
+/// How long a worker may take to connect: its own pauses grow to one second.
+const CONNECT: Duration = Duration::from_secs(8);
+
+/// How long it may take to answer `attach`.
+const ATTACH: Duration = Duration::from_secs(5);
+
+/// How often a process is looked at where the kernel cannot tell.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What a broker that is gone left of a session.
+#[derive(Clone, Debug)]
+pub struct Legacy {
+    /// Its worker, which is alive.
+    pub entry: Entry,
+    /// The worker's proved identity.
+    pub identity: ProcessIdentity,
+    /// Its running turn.
+    pub turn: Option<TurnRow>,
+    /// Its open cards.
+    pub cards: Vec<Card>,
+}
+
+/// What a worker told that was taken over.
+#[derive(Debug)]
+pub(super) struct Resumed {
+    /// The last event that the transcript holds already.
+    pub(super) taken: Seq,
+    /// The turn that it runs.
+    pub(super) running: Option<TurnId>,
+    /// The last turn whose message it got.
+    pub(super) last: Option<TurnId>,
+    /// Whether anything of the running turn was seen.
+    pub(super) seen: bool,
+    /// Cards that wait for an answer.
+    pub(super) open_cards: BTreeSet<RequestId>,
+}
+
+/// One takeover.
+pub(super) struct Adoption {
+    pub(super) shared: Arc<Shared>,
+    pub(super) row: SessionRow,
+    pub(super) entry: Entry,
+    pub(super) identity: ProcessIdentity,
+    pub(super) connections: mpsc::Receiver<Connection>,
+    pub(super) taken: Seq,
+    pub(super) place: OwnedSemaphorePermit,
+    pub(super) cancel: CancellationToken,
+}
+
+/// Runs a takeover to its end.
+pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
+    let Adoption {
+        shared,
+        row,
+        entry,
+        identity,
+        mut connections,
+        taken,
+        place,
+        cancel,
+    } = adoption;
+    let process = Process {
+        worker_id: entry.worker_id.clone(),
+        pid: identity.pid.get(),
+        identity: identity.clone(),
+        mark: entry.mark.clone(),
+        exit: watch_exit(identity),
+    };
+    let met = tokio::select! {
+        () = cancel.cancelled() => Err(start::cancelled()),
+        met = meet(&shared, &entry, &process, &mut connections, taken) => met,
+    };
+    match met {
+        Ok((hello, link)) => {
+            let state = hello.state;
+            Ok(Box::new(Started {
+                generation: entry.generation,
+                process,
+                link,
+                reconnects: connections,
+                ready: state.ready.unwrap_or_default(),
+                host_pid: state.host_pid,
+                lease_held: state.lease_held,
+                place,
+                resumed: Some(Resumed {
+                    taken,
+                    running: state.turn_id,
+                    last: state.last_turn_id,
+                    seen: state.seen_event,
+                    open_cards: state.open_cards.into_iter().collect(),
+                }),
+            }))
+        }
+        Err(failure) => {
+            shared.registry.forget(&entry.worker_id);
+            let timing = shared.config.worker_timing(&row.provider);
+            let file = row.session_file.as_deref();
+            Escort::new(&shared, process, timing, place, file)
+                .depart()
+                .await;
+            let message = format!(
+                "the broker ended in the middle of this turn and its worker could not be taken \
+                 over: {}; send the message again if you still want it",
+                failure.message
+            );
+            Err(Failure { message, ..failure })
+        }
+    }
+}
+
+/// Waits for the worker and gives it the new fence.
+async fn meet(
+    shared: &Shared,
+    entry: &Entry,
+    process: &Process,
+    connections: &mut mpsc::Receiver<Connection>,
+    taken: Seq,
+) -> Result<(Box<Hello>, Link), Failure> {
+    let mut exit = process.exit.clone();
+    let connection = tokio::select! {
+        biased;
+        connection = connections.recv() => connection,
+        _ = exit.wait_for(Option::is_some) => {
+            return Err(super::figures::exited(&shared.home, process, None));
+        }
+        () = tokio::time::sleep(CONNECT) => None,
+    };
+    let Some(connection) = connection else {
+        let message = format!(
+            "the worker (pid {}) did not connect again in time",
+            process.pid
+        );
+        return Err(Failure::new("takeover", ErrorCategory::TimedOut, message));
+    };
+    let (hello, mut link) = connection.open();
+    let usable = hello.session_key == entry.session_id
+        && hello.generation == entry.generation
+        && hello.state.ready.is_some()
+        && hello.state.stopping.is_none();
+    if !usable {
+        let message = format!("the worker (pid {}) was not at work", process.pid);
+        return Err(Failure::new("takeover", ErrorCategory::Exited, message));
+    }
+    let request = Request::new(Attach {
+        fence: shared.fence,
+        ack: taken,
+    });
+    let id = request.request_id.clone();
+    let mut progress = start::Progress::default();
+    // Its answer is the first line on the connection; what follows is read by
+    // the session as usual.
+    start::ask(
+        &mut link,
+        &ToWorker::Attach(request),
+        &id,
+        ATTACH,
+        &mut progress,
+    )
+    .await?;
+    Ok((hello, link))
+}
+
+/// Tells of the end of a process that is not our child.
+fn watch_exit(identity: ProcessIdentity) -> watch::Receiver<Option<Exit>> {
+    let (tx, rx) = watch::channel(None);
+    tokio::spawn(async move {
+        if let Ok(Some(pidfd)) = process::pidfd(&identity)
+            && let Some(pidfd) = readable(pidfd)
+        {
+            // Readable once and for all when the process has ended.
+            drop(pidfd.readable().await);
+        }
+        while identity.liveness() == Liveness::Alive {
+            tokio::time::sleep(LOOK).await;
+        }
+        tx.send_replace(Some(Exit {
+            code: None,
+            signal: None,
+        }));
+    });
+    rx
+}
+
+#[expect(
+    deprecated,
+    reason = "the replacement is an unsafe function; the descriptor is owned here and not \
+              closed by anybody else"
+)]
+fn readable(fd: OwnedFd) -> Option<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, Interest::READABLE).ok()
+}
