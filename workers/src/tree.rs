@@ -77,3 +77,38 @@ pub(crate) fn kill_below_now(mark: Option<(&str, &str)>, bound: Duration) {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn nothing_below_survives() {
+        let script = "sleep 300 & sleep 300 & wait";
+        let shell = Command::new("/bin/sh").args(["-c", script]).spawn();
+        let shell = i32::try_from(shell.expect("a shell").id()).expect("a pid");
+        let below = || {
+            let table = process::table().expect("a table");
+            let root = Pid::new(i64::from(shell)).expect("a pid");
+            process::descendants(root, &table)
+        };
+        let until = Instant::now() + Duration::from_secs(10);
+        while below().len() < 2 && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let sleepers = below();
+        assert_eq!(sleepers.len(), 2);
+        kill_below_now(None, Duration::from_secs(10));
+        let gone = |pid: Pid| {
+            let identity = ProcessIdentity::of(pid).expect("a look");
+            identity.is_none_or(|identity| identity.liveness() != process::Liveness::Alive)
+        };
+        assert!(gone(Pid::new(i64::from(shell)).expect("a pid")));
+        let until = Instant::now() + Duration::from_secs(10);
+        while !sleepers.iter().all(|sleeper| gone(sleeper.pid)) {
+            assert!(Instant::now() < until, "a sleeper survived");
+            std::thread::yield_now();
+        }
+    }
+}

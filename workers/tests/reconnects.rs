@@ -50,7 +50,12 @@ async fn the_end_of_a_turn_waits_for_a_broker() {
     // Long enough for the turn to end without anybody.
     rig.accept().await;
     rig.hang_up();
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    let file = rig.session_file();
+    common::wait_until("the turn ends", || {
+        std::fs::read_to_string(&file)
+            .unwrap_or_default()
+            .contains("stopReason")
+    });
     let before = rig.seen.len();
     let hello = rig.attach(2, 1).await;
     assert_eq!(hello["state"].get("turnId"), None);
@@ -144,7 +149,10 @@ async fn a_running_turn_outlives_the_idle_grace_of_its_broker() {
     rig.until("the turn begins", |frame| frame["event"]["text"] == "begun")
         .await;
     rig.hang_up();
-    tokio::time::sleep(Duration::from_millis(700)).await;
+    let lost = Instant::now();
+    common::wait_until("the idle grace is over", || {
+        lost.elapsed() > Duration::from_millis(600)
+    });
     rig.attach(2, 1).await;
     assert_eq!(rig.response(&send).await["result"]["status"], "completed");
     assert_eq!(rig.text("t1"), "begunend");

@@ -10,6 +10,7 @@
 //! Its session file has the shape of Pi's and is written from the first user
 //! message on. It holds no lease: the worker above it does.
 
+mod opening;
 mod script;
 mod store;
 mod turn;
@@ -22,15 +23,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
+use ade_protocol::RequestId;
 use ade_protocol::frame::{
-    Capabilities, Empty, FromWorker, Init, Known, Lifecycle, Model, Ready, ReadyFrame, Request,
-    Response, SdkEvent, SteerOutcome, SteerResult, ToWorker, UiResponse, code,
+    Empty, FromWorker, Init, Known, Lifecycle, Ready, ReadyFrame, Request, Response, SdkEvent,
+    SteerOutcome, SteerResult, ToWorker, UiResponse, code,
 };
-use ade_protocol::{PROTOCOL_VERSION, RequestId};
 use nix::sys::signal::{SigSet, Signal};
 use serde_json::value::to_raw_value;
 
 use ade_protocol::event::Event;
+use opening::{models, no_such_model, open};
 use store::Store;
 
 pub(crate) use turn::{ORPHAN_ARG, be_orphan};
@@ -446,64 +448,4 @@ impl Host {
     fn refuse(&mut self, id: RequestId, code: &str, message: &str) {
         self.put(&FromWorker::Response(Response::err(id, code, message)));
     }
-}
-
-fn models() -> Vec<Model> {
-    ["echo", "parrot"]
-        .into_iter()
-        .map(|id| Model {
-            provider: PROVIDER.into(),
-            id: id.into(),
-            name: Some(format!("Scripted {id}")),
-            context_window: Some(200_000),
-        })
-        .collect()
-}
-
-fn no_such_model(reference: &str) -> String {
-    let known: Vec<String> = models().iter().map(Model::reference).collect();
-    format!(
-        "there is no model {reference}; there are {}",
-        known.join(", ")
-    )
-}
-
-type Refusal = (&'static str, String);
-
-fn open(init: &Init) -> Result<Opened, Refusal> {
-    let model = match &init.model_ref {
-        None => models().into_iter().next(),
-        Some(wanted) => {
-            let found = models()
-                .into_iter()
-                .find(|model| model.reference() == *wanted);
-            Some(found.ok_or_else(|| (code::MODEL_NOT_FOUND, no_such_model(wanted)))?)
-        }
-    };
-    let store = if init.inventory_only {
-        None
-    } else {
-        Some(Store::open(init)?)
-    };
-    let ready = Ready {
-        protocol_version: PROTOCOL_VERSION,
-        provider: PROVIDER.into(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        session_file: store
-            .as_ref()
-            .map(|store| store.path().to_string_lossy().into_owned()),
-        session_id: store.as_ref().map(|store| store.id().to_owned()),
-        current_model: model,
-        thinking_level: Some(init.thinking_level.clone().unwrap_or_else(|| "off".into())),
-        available_models: models(),
-        capabilities: Capabilities {
-            steer: true,
-            follow_up: true,
-            compact: true,
-            models: true,
-            ..Capabilities::default()
-        },
-        ..Ready::default()
-    };
-    Ok(Opened { ready, store })
 }

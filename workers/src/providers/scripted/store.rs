@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use ade_protocol::frame::{Init, code};
 use serde_json::{Value, json};
 
-use super::Refusal;
+use super::opening::Refusal;
 
 /// One session file, open for appending once something was written.
 pub(super) struct Store {
