@@ -7,8 +7,8 @@
 //! published, acknowledged and answered. A client never sees an event that the
 //! transcript does not hold.
 //!
-//! What it does not do: start processes ([`start`]), see them off ([`escort`])
-//! or talk to clients ([`crate::endpoint`]).
+//! What it does not do: start processes (`start`), take them over (`adopt`), see
+//! them off (`escort`) or talk to clients ([`crate::endpoint`]).
 
 mod actor;
 mod adopt;

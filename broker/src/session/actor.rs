@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use super::worker::{Departing, Starting, Worker};
+use super::worker::{Departing, Leave, Starting, Worker};
 use super::{Command, Legacy, View};
 use crate::budget::Budget;
 use crate::cards::Cards;
@@ -26,6 +26,9 @@ use crate::turn::{Effect, Failure, Input, Machine, Mono, State};
 
 /// Frames that are taken from the link in one go; they share one write.
 const BATCH: usize = 256;
+
+/// Answers that may wait for a worker that is being taken over.
+const MAX_DEFERRED: usize = 64;
 
 /// One session.
 pub(super) struct Actor {
@@ -45,6 +48,8 @@ pub(super) struct Actor {
     /// Open cards of a broker that is gone, until the worker has told which
     /// are open still.
     pub(super) legacy_cards: Vec<Card>,
+    /// Answers to them that came meanwhile; at most [`MAX_DEFERRED`].
+    pub(super) deferred: Vec<Command>,
     pub(super) last_status: Option<TurnStatus>,
     pub(super) last_error: Option<String>,
     rx: mpsc::Receiver<Command>,
@@ -84,6 +89,7 @@ impl Actor {
             stop_replies: Vec::new(),
             detach_replies: Vec::new(),
             legacy_cards: Vec::new(),
+            deferred: Vec::new(),
             last_status,
             last_error,
             rx,
@@ -109,6 +115,19 @@ impl Actor {
     }
 
     pub(super) async fn run(mut self) {
+        // Commits are not flushed one by one: after a power cut the transcript
+        // may know of a generation that `state.db` has forgotten.
+        let (session, newest) = (
+            self.row.session_id.clone(),
+            self.transcript.last_generation(),
+        );
+        if newest > self.row.generation {
+            self.row.generation = newest;
+            self.store("raise the generation", move |state| {
+                state.raise_generation(&session, newest)
+            })
+            .await;
+        }
         let mut batch = Vec::with_capacity(BATCH);
         loop {
             let deadline = self.next_deadline();
@@ -138,7 +157,7 @@ impl Actor {
         }
         // The last handle is gone: the session was deleted or the broker ends.
         if let Some(worker) = self.worker.take() {
-            self.see_off(worker, true);
+            self.see_off(worker, Leave::Ask);
         }
     }
 
@@ -149,17 +168,24 @@ impl Actor {
 
     fn next_deadline(&self) -> Option<Instant> {
         let turn = self.machine.deadline().map(|at| self.born + at);
-        let idle = (self.machine.state() == State::Idle && self.worker.is_some())
+        let idle = (self.machine.state() == State::Idle && self.has_idle_worker())
             .then(|| self.idle_since + self.shared.config.timing(&self.row.provider).idle_put_away);
-        match (turn, idle) {
-            (Some(turn), Some(idle)) => Some(turn.min(idle)),
-            (turn, idle) => turn.or(idle),
-        }
+        let leaving = self.worker.as_ref().and_then(|worker| worker.leaving);
+        [turn, idle, leaving].into_iter().flatten().min()
+    }
+
+    fn has_idle_worker(&self) -> bool {
+        self.worker
+            .as_ref()
+            .is_some_and(|worker| worker.leaving.is_none())
     }
 
     async fn deadline(&mut self) {
         let now = self.now();
-        if self.machine.deadline().is_some_and(|at| now >= at) {
+        let leaving = self.worker.as_ref().and_then(|worker| worker.leaving);
+        if leaving.is_some_and(|until| clock::now() >= until) {
+            self.dismiss();
+        } else if self.machine.deadline().is_some_and(|at| now >= at) {
             self.input(Input::Tick).await;
         } else if self.machine.state() == State::Idle {
             tracing::info!(session = %self.row.session_id, "an idle worker is put away");
@@ -192,7 +218,8 @@ impl Actor {
                 self.write_message(&turn, &prompt, recovery).await;
             }
             Effect::Abort(turn) => self.write_abort(&turn),
-            Effect::Poison | Effect::Dispose => self.dismiss(),
+            Effect::Poison => self.dismiss(),
+            Effect::Dispose => self.ask_to_leave(),
             Effect::Withdraw(why) => {
                 for (card, outcome) in self.cards.withdraw_all(why) {
                     self.card_settled(&card, outcome, None).await;
@@ -431,6 +458,13 @@ impl Actor {
         self.dirty = true;
     }
 
+    /// Whether an answer has to wait until the worker has told which cards are
+    /// open still. Past the bound it is refused as unknown.
+    pub(super) fn awaits_legacy(&self, id: &RequestId) -> bool {
+        self.deferred.len() < MAX_DEFERRED
+            && self.legacy_cards.iter().any(|card| card.card_id == *id)
+    }
+
     /// Whether a card is open.
     /// Something that clients see has changed.
     pub(super) fn touch(&mut self) {
@@ -487,10 +521,9 @@ impl Actor {
                 .or_else(|| self.last_error.clone()),
             ..placeholder(&self.row)
         };
-        let view = View {
-            info,
-            cards: self.cards.open().to_vec(),
-        };
+        let mut cards = self.legacy_cards.clone();
+        cards.extend_from_slice(self.cards.open());
+        let view = View { info, cards };
         self.view.send_replace(Arc::new(view));
     }
 }

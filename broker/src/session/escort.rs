@@ -47,7 +47,14 @@ pub(super) struct Escort {
     session_file: Option<PathBuf>,
 }
 
-/// The worker's own ladder from end to end.
+/// The worker's own ladder when it was asked over its link, with room for a slow
+/// machine.
+pub(super) fn ladder(timing: WorkerTiming) -> Duration {
+    let ladder = timing.dispose_grace_ms + timing.eof_grace_ms + timing.term_to_kill_ms;
+    Duration::from_millis(ladder) + SLACK
+}
+
+/// The longest that seeing a worker off can take.
 pub(super) fn longest(timing: WorkerTiming) -> Duration {
     let ladder = timing.dispose_grace_ms + timing.eof_grace_ms + timing.term_to_kill_ms;
     // Once for the worker's own ladder, once more when it had to be told by

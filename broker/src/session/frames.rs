@@ -12,7 +12,7 @@ use super::worker::{self, Pending};
 use super::{Ask, Command, Reply};
 use crate::clock;
 use crate::link::{EventLine, LinkIn};
-use crate::turn::{Failure, Input, State};
+use crate::turn::{Ending, Failure, Input, State};
 
 impl Actor {
     pub(super) async fn command(&mut self, command: Command) {
@@ -41,6 +41,9 @@ impl Actor {
                 let _ = reply.send(Ok(()));
             }
             Command::Ask { ask, reply } => self.ask_or_note(ask, reply).await,
+            Command::Answer { ref card_id, .. } if self.awaits_legacy(card_id) => {
+                self.deferred.push(command);
+            }
             Command::Answer {
                 card_id,
                 answer,
@@ -334,6 +337,12 @@ impl Actor {
             None => {}
             Some(Pending::Send(turn)) => {
                 let ending = worker::ending(&response);
+                if let Ending::Failed(failure) = &ending
+                    && failure.category == ErrorCategory::Exited
+                {
+                    let now = self.now();
+                    self.budget.death(now);
+                }
                 self.input(Input::Ended(generation, turn, ending)).await;
             }
             Some(Pending::Steer { prompt, reply }) => self.steered(&response, prompt, reply),

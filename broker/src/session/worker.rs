@@ -11,6 +11,7 @@ use ade_protocol::frame::{
 };
 use ade_protocol::{Generation, RequestId, Seq, TurnId};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::actor::Actor;
@@ -19,6 +20,7 @@ use super::escort::{Escort, Process};
 use super::start::{self, Plan, Started};
 use super::{Ask, Command, Legacy, Reply};
 use crate::budget::Start;
+use crate::clock;
 use crate::link::{Connection, Link};
 use crate::turn::{Adopted, Ending, Failure, Input, Machine};
 use ade_protocol::event::ErrorCategory;
@@ -45,6 +47,8 @@ pub(super) struct Worker {
     pub(super) host_pid: Option<i32>,
     pub(super) lease_held: bool,
     pub(super) can_steer: bool,
+    /// It was asked to end; until then it is listened to.
+    pub(super) leaving: Option<Instant>,
     /// What the worker said of its host's end, for when it ends itself.
     pub(super) told: Option<Failure>,
     pub(super) pending: HashMap<RequestId, Pending>,
@@ -76,6 +80,17 @@ pub(super) struct Starting {
     cancel: CancellationToken,
 }
 
+/// How a worker is seen off.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leave {
+    /// It is asked to end first.
+    Ask,
+    /// It was asked before.
+    Asked,
+    /// It has ended.
+    Ended,
+}
+
 /// A worker on its way out.
 pub(super) struct Departing {
     pub(super) stage: String,
@@ -93,6 +108,7 @@ impl Worker {
             host_pid: started.host_pid,
             lease_held: started.lease_held,
             can_steer: started.ready.capabilities.steer,
+            leaving: None,
             told: None,
             pending: HashMap::new(),
             taken: Seq(0),
@@ -118,6 +134,13 @@ impl Actor {
     pub(super) fn acquire(&mut self) {
         if self.starting.is_some() {
             return;
+        }
+        if self
+            .worker
+            .as_ref()
+            .is_some_and(|worker| worker.leaving.is_some())
+        {
+            self.dismiss();
         }
         self.epoch += 1;
         let cancel = CancellationToken::new();
@@ -246,6 +269,10 @@ impl Actor {
                 self.card_settled(&card, outcome, None).await;
             }
         }
+        for command in std::mem::take(&mut self.deferred) {
+            // Boxed: an answer is a command like this one's cause.
+            Box::pin(self.command(command)).await;
+        }
     }
 
     /// A start has ended.
@@ -257,7 +284,7 @@ impl Actor {
         {
             // It was cancelled, but had succeeded in the same moment.
             if let Ok(started) = outcome {
-                self.see_off(Worker::new(*started), true);
+                self.see_off(Worker::new(*started), Leave::Ask);
             }
             self.acquire_if_wanted();
             return;
@@ -276,7 +303,7 @@ impl Actor {
             }
             Err(failure) => {
                 self.settle_legacy_cards(&BTreeSet::new()).await;
-                if failure.category == ErrorCategory::Exited {
+                if failure.category == ErrorCategory::Exited && failure.kind != BUDGET {
                     let now = self.now();
                     self.budget.death(now);
                 }
@@ -576,19 +603,45 @@ impl Actor {
         self.input(Input::WorkerExited(generation, failure)).await;
     }
 
+    /// Cancels a start, or asks the worker to end and goes on listening to it:
+    /// what the agent says on its way out belongs to the turn. A worker that
+    /// does not end in time is sent away.
+    pub(super) fn ask_to_leave(&mut self) {
+        if let Some(starting) = self.starting.take() {
+            starting.cancel.cancel();
+        }
+        let timing = self.shared.config.worker_timing(&self.row.provider);
+        let Some(worker) = &mut self.worker else {
+            return;
+        };
+        if worker.leaving.is_some() {
+            return;
+        }
+        let dispose = ToWorker::Dispose(Request::new(Empty {}));
+        if worker.linked && worker.link.send(&dispose) {
+            worker.leaving = Some(clock::now() + super::escort::ladder(timing));
+        } else {
+            self.dismiss();
+        }
+    }
+
     /// Sends the worker away, or cancels its start.
     pub(super) fn dismiss(&mut self) {
         if let Some(starting) = self.starting.take() {
             starting.cancel.cancel();
         }
         if let Some(worker) = self.worker.take() {
-            self.see_off(worker, true);
+            let leave = if worker.leaving.is_some() {
+                Leave::Asked
+            } else {
+                Leave::Ask
+            };
+            self.see_off(worker, leave);
         }
     }
 
-    /// Sees a worker off in a task of its own. `ask`: it is asked to leave
-    /// first; else it has ended already.
-    pub(super) fn see_off(&mut self, mut worker: Worker, ask: bool) {
+    /// Sees a worker off in a task of its own.
+    pub(super) fn see_off(&mut self, mut worker: Worker, leave: Leave) {
         fail_pending(&mut worker);
         let (gone_tx, gone) = watch::channel(false);
         self.departing = Some(Departing {
@@ -596,8 +649,14 @@ impl Actor {
             gone,
         });
         let timing = self.shared.config.worker_timing(&self.row.provider);
-        let asked =
-            ask && worker.linked && worker.link.send(&ToWorker::Dispose(Request::new(Empty {})));
+        let asked = match leave {
+            Leave::Ask => {
+                let dispose = ToWorker::Dispose(Request::new(Empty {}));
+                worker.linked && worker.link.send(&dispose)
+            }
+            Leave::Asked => worker.linked,
+            Leave::Ended => true,
+        };
         let Worker {
             process,
             link,
@@ -614,9 +673,9 @@ impl Actor {
         );
         let tx = self.tx.clone();
         tokio::spawn(async move {
-            let survivors = match (ask, asked) {
-                (false, _) => escort.tidy().await,
-                (true, true) => {
+            let survivors = match (leave, asked) {
+                (Leave::Ended, _) => escort.tidy().await,
+                (_, true) => {
                     // The link is drained, so that the worker is never held up
                     // by its own events on the way out.
                     let drain = tokio::spawn(drain(link));
@@ -624,7 +683,7 @@ impl Actor {
                     drain.abort();
                     survivors
                 }
-                (true, false) => escort.depart().await,
+                (_, false) => escort.depart().await,
             };
             drop(reconnects);
             gone_tx.send_replace(true);
@@ -659,10 +718,13 @@ impl Actor {
         let failure =
             super::figures::exited(&self.shared.home, &worker.process, worker.told.as_ref());
         let generation = worker.generation;
-        tracing::warn!(session = %self.row.session_id, reason = failure.message, "a worker ended");
-        let now = self.now();
-        self.budget.death(now);
-        self.see_off(worker, false);
+        tracing::info!(session = %self.row.session_id, reason = failure.message, "a worker ended");
+        let asked = worker.leaving.is_some();
+        if !asked {
+            let now = self.now();
+            self.budget.death(now);
+        }
+        self.see_off(worker, Leave::Ended);
         self.input(Input::WorkerExited(generation, failure)).await;
     }
 
