@@ -28,6 +28,23 @@ const COMMON: &[&str] = &[
     "LC_CTYPE",
     "TERM",
     "COLORTERM",
+    // Shells and git ask for the user, not for secrets.
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "TZ",
+    // Behind a proxy nothing works without these.
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "NODE_EXTRA_CA_CERTS",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
 ];
 
 /// Needed by Pi: its own variables and the keys of the model providers that it
