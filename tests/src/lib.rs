@@ -8,5 +8,6 @@
 pub mod ade;
 pub mod agents;
 pub mod fake_model;
+pub mod pi;
 pub mod rpc;
 pub mod wait;
