@@ -14,6 +14,7 @@ use ade_protocol::action::{
     ACTIONS, ACTIONS_CALL, ACTIONS_LIST, ActionInfo, ActionSpec, CallParams, PING, Role, SUBSCRIBE,
     SubscribeParams, Subscribed, UNSUBSCRIBE, UnsubscribeParams,
 };
+use ade_protocol::boot::MARK_ENV;
 use ade_protocol::codec::{self, Line, LineCodec};
 use ade_protocol::rpc::{
     self, Call, InitializeParams, InitializeResult, RpcError, error_line, result_line,
@@ -32,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 use crate::actions::{self, About, Caller};
 use crate::link;
 use crate::manager::Manager;
+use crate::platform;
 use crate::socket::Peer;
 use crate::subscription;
 
@@ -122,41 +124,38 @@ pub async fn serve(stream: UnixStream, peer: Peer, manager: Arc<Manager>, about:
 }
 
 /// The trusted role: the user who owns ADE_HOME may do everything; what runs
-/// below one of our workers is an agent, whatever it says of itself.
+/// below one of our workers is an agent, whatever it says of itself. It is
+/// recognised by the process tree, and by the mark for what lost its place in
+/// it. When in doubt it is an agent.
 fn role(manager: &Manager, peer: Peer) -> Role {
     let Some(pid) = peer.pid else {
         return Role::Agent;
     };
-    let workers: HashSet<i32> = manager
-        .all()
+    if platform::started_with(pid, MARK_ENV) != Some(false) {
+        return Role::Agent;
+    }
+    let Ok(table) = ade_leases::process::table() else {
+        return Role::Agent;
+    };
+    let parents: HashMap<i32, i32> = table
         .iter()
-        .filter_map(|session| session.view().info.worker_pid)
+        .map(|entry| (entry.pid.get(), entry.ppid))
         .collect();
-    if workers.is_empty() {
-        return Role::Cto;
-    }
-    match ade_leases::process::table() {
-        Ok(table) => {
-            let parents: HashMap<i32, i32> = table
-                .iter()
-                .map(|entry| (entry.pid.get(), entry.ppid))
-                .collect();
-            let mut current = pid;
-            // The bound guards against a table that changed while it was read.
-            for _ in 0..256 {
-                if workers.contains(&current) {
-                    return Role::Agent;
-                }
-                match parents.get(&current) {
-                    Some(parent) if *parent > 0 => current = *parent,
-                    _ => return Role::Cto,
-                }
-            }
-            Role::Agent
+    // We are the subreaper of what workers leave: our own tree is theirs too.
+    let mut above = manager.shared().registry.pids();
+    above.extend(i32::try_from(std::process::id()));
+    let mut current = pid;
+    // The bound guards against a table that changed while it was read.
+    for _ in 0..256 {
+        if above.contains(&current) {
+            return Role::Agent;
         }
-        // Without a process table nobody can be told apart from an agent.
-        Err(_) => Role::Agent,
+        match parents.get(&current) {
+            Some(parent) if *parent > 0 => current = *parent,
+            _ => return Role::Cto,
+        }
     }
+    Role::Agent
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -7,7 +7,7 @@
 //!
 //! Payloads of `event` frames are passed on as they are.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -215,6 +215,8 @@ pub struct Registry {
 #[derive(Debug)]
 struct Expected {
     token_hash: String,
+    /// Known once it was spawned.
+    pid: Option<i32>,
     tx: mpsc::Sender<Connection>,
 }
 
@@ -241,9 +243,31 @@ impl Registry {
     /// The same for a worker of which only the token's hash is known.
     pub fn expect_hash(&self, id: &WorkerId, token_hash: String) -> mpsc::Receiver<Connection> {
         let (tx, rx) = mpsc::channel(1);
-        let expected = Expected { token_hash, tx };
+        let pid = None;
+        let expected = Expected {
+            token_hash,
+            pid,
+            tx,
+        };
         self.map().insert(id.clone(), expected);
         rx
+    }
+
+    /// Notes the pid of a worker. Before `attach` it starts nothing, so nothing
+    /// below it can be here earlier than this.
+    pub fn set_pid(&self, id: &WorkerId, pid: i32) {
+        if let Some(expected) = self.map().get_mut(id) {
+            expected.pid = Some(pid);
+        }
+    }
+
+    /// Pids of all workers from their start until their tree is dead.
+    #[must_use]
+    pub fn pids(&self) -> HashSet<i32> {
+        self.map()
+            .values()
+            .filter_map(|expected| expected.pid)
+            .collect()
     }
 
     /// Expects nothing of this worker any more.

@@ -27,3 +27,12 @@ pub(crate) const DESCRIPTORS: &str = "/proc/self/fd";
 pub(crate) fn become_subreaper() -> io::Result<()> {
     nix::sys::prctl::set_child_subreaper(true).map_err(io::Error::from)
 }
+
+/// Whether the environment that a process was started with holds a variable of
+/// this name. `None`: it cannot be read.
+pub(crate) fn started_with(pid: i32, name: &str) -> Option<bool> {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let start = format!("{name}=");
+    let mut variables = environment.split(|byte| *byte == 0);
+    Some(variables.any(|variable| variable.starts_with(start.as_bytes())))
+}

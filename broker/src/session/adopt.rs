@@ -125,7 +125,6 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
             }))
         }
         Err(failure) => {
-            shared.registry.forget(&entry.worker_id);
             let timing = shared.config.worker_timing(&row.provider);
             let file = row.session_file.as_deref();
             Escort::new(&shared, process, timing, place, file)

@@ -86,7 +86,6 @@ pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
         process,
         mut connections,
     } = started;
-    let id = process.worker_id.clone();
     let greeted = tokio::select! {
         () = cancel.cancelled() => Err(cancelled()),
         greeted = greet(&plan, &process, &mut connections, launch.init) => greeted,
@@ -104,7 +103,6 @@ pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
             resumed: None,
         })),
         Err(failure) => {
-            plan.shared.registry.forget(&id);
             // The link was dropped or never came: the worker is told by signal.
             let timing = plan.shared.config.worker_timing(&plan.row.provider);
             Escort::new(
@@ -218,17 +216,20 @@ async fn spawn(plan: &Plan, launch: &Launch) -> Result<Spawned, Failure> {
         mark: mark.clone(),
     };
     match shared.spawner.spawn(spec).await {
-        Ok(spawned) => Ok(Spawned {
-            generation,
-            process: Process {
-                worker_id,
-                pid: spawned.pid,
-                identity: spawned.identity,
-                mark,
-                exit: spawned.exit,
-            },
-            connections,
-        }),
+        Ok(spawned) => {
+            shared.registry.set_pid(&worker_id, spawned.pid);
+            Ok(Spawned {
+                generation,
+                process: Process {
+                    worker_id,
+                    pid: spawned.pid,
+                    identity: spawned.identity,
+                    mark,
+                    exit: spawned.exit,
+                },
+                connections,
+            })
+        }
         Err(error) => {
             shared.registry.forget(&worker_id);
             let detail = error.hints().join("\n");

@@ -196,6 +196,9 @@ impl Actor {
             .shared
             .registry
             .expect_hash(&entry.worker_id, entry.token_hash.clone());
+        self.shared
+            .registry
+            .set_pid(&entry.worker_id, identity.pid.get());
         if let Some(turn) = turn {
             let passed = crate::clock::monotonic_ms().saturating_sub(turn.armed_at_ms);
             let left = first_event.saturating_sub(Duration::from_millis(passed));
