@@ -57,6 +57,13 @@ impl<'a> Guard<'a> {
     }
 }
 
+impl Guard<'_> {
+    /// Whether others of ours are really kept out.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held
+    }
+}
+
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         if self.held {

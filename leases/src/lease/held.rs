@@ -29,6 +29,7 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug)]
 pub struct Lease {
     place: Place,
+    session: PathBuf,
     record: Record,
     lock: Mutex<Lock>,
     /// Those who wait behind us, in order; let go after the file is gone.
@@ -70,6 +71,7 @@ pub enum Released {
 impl Lease {
     pub(crate) fn new(
         place: Place,
+        session: PathBuf,
         record: Record,
         staged: Staged,
         baton: Option<Baton>,
@@ -83,6 +85,7 @@ impl Lease {
         });
         Self {
             place,
+            session,
             record,
             lock,
             baton,
@@ -95,13 +98,13 @@ impl Lease {
     /// The lease file.
     #[must_use]
     pub fn path(&self) -> PathBuf {
-        self.place.lease_path()
+        self.session.with_file_name(&self.place.lease)
     }
 
     /// The canonical session file.
     #[must_use]
     pub fn session_file(&self) -> &Path {
-        &self.place.session
+        &self.session
     }
 
     /// What stands in the lease file.
@@ -166,25 +169,42 @@ impl Lease {
         if std::mem::replace(&mut self.over, true) {
             return Ok(Released::Freed);
         }
-        let path = self.place.lease_path();
+        let path = self.path();
         let ours = self.lock.get_mut().unwrap_or_else(PoisonError::into_inner);
-        remember_waiters(self.baton.as_ref(), &ours.file, &path);
+        let waited_for = remember_waiters(self.baton.as_ref(), &ours.file, &self.place);
         let guard = Guard::take(&self.place, &self.seam).ok();
-        let untouched = self.is_untouched();
         let result = self.remove();
+        // Said aloud, because a child between fork and exec has a copy of the
+        // descriptor and would keep the locks for a moment.
+        let ours = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = rustix::fs::flock(&ours.file, FlockOperation::Unlock);
+        if waited_for {
+            let _ = platform::leave_queue(&ours.file);
+        }
+        drop(ours);
+        drop(guard);
+        self.baton = None;
+        result.map_err(|source| ReleaseError { path, source })
+    }
+
+    fn remove(&self) -> io::Result<Released> {
+        let untouched = self
+            .seam
+            .run(Step::ReleaseCheck, || Ok(self.is_untouched()))?;
+        let released = if untouched || self.standing()? == Standing::Ours {
+            let unlink = || self.place.unlink(&self.place.lease);
+            self.seam
+                .run(Step::ReleaseUnlink, unlink)
+                .map(|()| Released::Freed)
+        } else {
+            Ok(Released::HadBeenLost)
+        };
         // A file that was never moved has left no claim behind.
         if !untouched {
             let sides = self.seam.run(Step::ReleaseSweep, || self.place.sides());
             sweep_own(&self.place, &sides.unwrap_or_default(), &self.record.token);
         }
-        // Said aloud, because a child between fork and exec has a copy of the
-        // descriptor and would keep the locks for a moment.
-        let ours = self.lock.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let _ = rustix::fs::flock(&ours.file, FlockOperation::Unlock);
-        let _ = platform::leave_queue(&ours.file);
-        drop(guard);
-        self.baton = None;
-        result.map_err(|source| ReleaseError { path, source })
+        released
     }
 
     /// The lease is the very file that we published, and has no other name. A
@@ -195,16 +215,6 @@ impl Lease {
         ours.first
             && rustix::fs::statat(&self.place.dir, &self.place.lease, flags)
                 .is_ok_and(|stat| Inode::of(&stat) == ours.inode && stat.st_nlink == 1)
-    }
-
-    fn remove(&self) -> io::Result<Released> {
-        match self.seam.run(Step::ReleaseCheck, || self.standing())? {
-            Standing::Gone | Standing::Foreign(_) => Ok(Released::HadBeenLost),
-            Standing::Ours => self
-                .seam
-                .run(Step::ReleaseUnlink, || self.place.unlink(&self.place.lease))
-                .map(|()| Released::Freed),
-        }
     }
 }
 

@@ -3,13 +3,12 @@
 use crate::process::Pid;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
-use rustix::fs::{AtFlags, RawDir, SeekFrom, inotify};
-use std::ffi::OsStr;
+use rustix::fs::{RawDir, SeekFrom, inotify};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 
 /// Calls `f` with every name in the directory. The descriptor is rewound
 /// first, so one descriptor serves for the guard and for every look.
@@ -20,37 +19,6 @@ pub(super) fn each_name(dir: &OwnedFd, f: &mut dyn FnMut(&[u8])) -> io::Result<(
     while let Some(entry) = entries.next() {
         f(entry?.file_name().to_bytes());
     }
-    Ok(())
-}
-
-/// A file in the directory that has no name yet, 0600; `None` where the
-/// filesystem has no such files. Nothing is left of it when we crash.
-pub(super) fn unnamed(dir: &OwnedFd) -> io::Result<Option<File>> {
-    use rustix::fs::{Mode, OFlags};
-    use rustix::io::Errno;
-    let mode = Mode::RUSR | Mode::WUSR;
-    match rustix::fs::openat(
-        dir,
-        ".",
-        OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC,
-        mode,
-    ) {
-        Ok(file) => Ok(Some(File::from(file))),
-        Err(Errno::NOTSUP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => Ok(None),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// Gives it one that was free.
-pub(super) fn give_name(file: &File, dir: &OwnedFd, name: &OsStr) -> io::Result<()> {
-    let by_number = format!("/proc/self/fd/{}", file.as_raw_fd());
-    rustix::fs::linkat(
-        rustix::fs::CWD,
-        by_number,
-        dir,
-        name,
-        AtFlags::SYMLINK_FOLLOW,
-    )?;
     Ok(())
 }
 
@@ -106,12 +74,6 @@ pub(super) fn open_of_process(pid: Pid, fd: i32, inode: u64) -> Option<File> {
     }
     let file = File::options().read(true).write(true).open(&path).ok()?;
     file.metadata().is_ok_and(is_it).then_some(file)
-}
-
-/// The real path of an open directory.
-pub(super) fn path_of_directory(dir: &OwnedFd) -> Option<PathBuf> {
-    let path = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd())).ok()?;
-    path.is_absolute().then_some(path)
 }
 
 /// Whether we are at the head.

@@ -5,11 +5,10 @@
 
 use crate::process::Pid;
 use rustix::fs::{Dir, SeekFrom};
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Calls `f` with every name in the directory. The descriptor is rewound
 /// first, so one descriptor serves for the guard and for every look.
@@ -21,22 +20,8 @@ pub(super) fn each_name(dir: &OwnedFd, f: &mut dyn FnMut(&[u8])) -> io::Result<(
     Ok(())
 }
 
-/// macOS has no files without a name.
-pub(super) fn unnamed(_dir: &OwnedFd) -> io::Result<Option<File>> {
-    Ok(None)
-}
-
-pub(super) fn give_name(_file: &File, _dir: &OwnedFd, _name: &OsStr) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
 /// macOS shows no descriptors of other processes.
 pub(super) fn open_of_process(_pid: Pid, _fd: i32, _inode: u64) -> Option<File> {
-    None
-}
-
-/// The real path of an open directory: asked by name there.
-pub(super) fn path_of_directory(_dir: &OwnedFd) -> Option<PathBuf> {
     None
 }
 

@@ -29,12 +29,12 @@
 //!   other, under an `flock` of the directory, which leaves no file behind. It
 //!   is waited for 5 s at the most: its holder needs 0.1 ms, so a longer one is
 //!   stopped, and that is said.
-//! - **Publish.** The record is written and locked before it has its name: a
-//!   file without a name where the system can (a crash leaves nothing), else
-//!   under `.new-<token>`; then a hard link to the lease's name, which is atomic
-//!   and never clobbers. No links: a rename that doesn't replace. Neither: an
-//!   exclusive create. Only `EEXIST` means contention. When the system says that
-//!   it failed, we look: our own inode at the name means that it worked.
+//! - **Publish.** The record is written and locked under `.new-<uuid>`, then
+//!   moved to the lease's name by a rename that doesn't replace, which is atomic
+//!   and never clobbers. No such rename: a hard link, which is as good and costs
+//!   one call more. Neither: an exclusive create. Only `EEXIST` means
+//!   contention. When the system says that it failed, we look: our own inode at
+//!   the name means that it worked.
 //! - **Look again.** A foreign program may have had a live lease moved aside
 //!   while we published. So the claims are listed once more afterwards, and we
 //!   withdraw if one lives. Without this two of our own could hold.
@@ -42,8 +42,9 @@
 //!   claim, is *exchanged* with it, so the path is never empty and nobody can
 //!   slip in; what came out is looked at, and goes back if it lives. Where names
 //!   can't be exchanged, the shared rule: rename aside, look, put back.
-//! - **Sweep.** In the guard nothing of ours is at work, so what lies beside the
-//!   lease and belongs to somebody dead is litter, and goes.
+//! - **Sweep.** In the guard nothing of ours is at work, so our own staging
+//!   names (a uuid of version 7) and whatever else lies beside the lease and
+//!   belongs to somebody dead is litter, and goes.
 //! - **Release.** By inode, then by token: only what is ours is removed; a
 //!   successor's file is left byte for byte, and the caller learns that the
 //!   lease had been lost. Claims that carry our token go as well.

@@ -20,13 +20,23 @@ const NAMES_KEPT: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) dir: OwnedFd,
+    /// As the caller spelled it, for messages. The real path costs a walk that
+    /// a refusal does without: see [`Place::canonical_session`].
     pub(crate) dir_path: PathBuf,
-    pub(crate) session: PathBuf,
+    session: OsString,
     pub(crate) lease: OsString,
+    dir_inode: Inode,
+}
+
+/// One lease, however its session is spelled.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Key {
+    dir: Inode,
+    lease: OsString,
 }
 
 /// A file whatever it is called.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Inode {
     dev: u64,
     ino: u64,
@@ -69,7 +79,7 @@ impl Place {
     pub(crate) fn of(session_file: &Path) -> Result<Self, AcquireError> {
         let io = |path: &Path, source| AcquireError::io(None, path, source);
         let place = Self::by_name(session_file)?;
-        let name = place.session.file_name().unwrap_or_default();
+        let name = &place.session;
         let stat = match rustix::fs::statat(&place.dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(rustix::io::Errno::NOENT) => return Ok(place),
@@ -107,18 +117,31 @@ impl Place {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::openat(CWD, parent, flags, Mode::empty())
             .map_err(|errno| no_directory(errno.into()))?;
-        let dir_path = match super::platform::path_of_directory(&dir) {
-            Some(path) => path,
-            None => std::fs::canonicalize(parent).map_err(no_directory)?,
-        };
+        let stat = rustix::fs::fstat(&dir).map_err(|errno| no_directory(errno.into()))?;
         let mut lease = name.to_owned();
         lease.push(SUFFIX);
         Ok(Self {
             dir,
-            session: dir_path.join(name),
-            dir_path,
+            dir_path: parent.to_owned(),
+            session: name.to_owned(),
             lease,
+            dir_inode: Inode::of(&stat),
         })
+    }
+
+    pub(crate) fn key(&self) -> Key {
+        Key {
+            dir: self.dir_inode,
+            lease: self.lease.clone(),
+        }
+    }
+
+    /// The real path of the session file.
+    pub(crate) fn canonical_session(&self) -> PathBuf {
+        let dir = std::fs::canonicalize(&self.dir_path);
+        let dir = dir.or_else(|_| std::path::absolute(&self.dir_path));
+        dir.unwrap_or_else(|_| self.dir_path.clone())
+            .join(&self.session)
     }
 
     pub(crate) fn lease_path(&self) -> PathBuf {
@@ -139,6 +162,15 @@ impl Place {
         name.push(word);
         name.push(token);
         name
+    }
+
+    /// Whether a staging name is one of ours: they carry a uuid of version 7,
+    /// the foreign program's one of version 4.
+    pub(crate) fn is_own_staging(&self, name: &OsStr) -> bool {
+        let prefix = self.side_name(Side::Staging, "");
+        let id = name.as_bytes().strip_prefix(prefix.as_bytes());
+        let id = id.and_then(|id| uuid::Uuid::try_parse_ascii(id).ok());
+        id.is_some_and(|id| id.get_version_num() == 7)
     }
 
     /// The inode under a name; `None` when there is none.

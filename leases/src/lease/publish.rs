@@ -41,50 +41,13 @@ fn is(error: &io::Error, errno: Errno) -> bool {
     Errno::from_io_error(error) == Some(errno)
 }
 
-/// Writes the record under a side name and takes its kernel lock. On failure
-/// nothing is left behind.
-///
-/// Where the system can, the name appears with the whole content: a crash then
-/// leaves a record that can be judged, or nothing.
-pub(crate) fn stage(
-    place: &Place,
-    side: Side,
-    record: &Record,
-    seam: &Seam,
-) -> Result<Staged, AcquireError> {
-    let name = place.side_name(side, &record.token);
-    let named = |(step, source)| AcquireError::io(Some(step), &place.path_of(&name), source);
-    if let Some(file) = unnamed(place, record, seam).map_err(named)?
-        && seam
-            .run(Step::StageLink, || {
-                platform::give_name(&file.0, &place.dir, &name)
-            })
-            .is_ok()
-    {
-        return Ok(Staged {
-            name,
-            file: file.0,
-            inode: file.1,
-        });
-    }
-    fill(place, Step::StageCreate, &name, record, seam).map_err(named)
-}
-
-/// A written and locked file without a name; `None` where there are none.
-fn unnamed(
-    place: &Place,
-    record: &Record,
-    seam: &Seam,
-) -> Result<Option<(File, Inode)>, (Step, io::Error)> {
-    let create = || platform::unnamed(&place.dir);
-    let Some(mut file) = seam
-        .run(Step::StageCreate, create)
-        .map_err(|source| (Step::StageCreate, source))?
-    else {
-        return Ok(None);
-    };
-    let inode = write_and_lock(&mut file, record, seam)?;
-    Ok(Some((file, inode)))
+/// Writes the record under a staging name and takes its kernel lock. On
+/// failure nothing is left behind; after a crash the next one who publishes
+/// knows the name for ours and sweeps it.
+pub(crate) fn stage(place: &Place, record: &Record, seam: &Seam) -> Result<Staged, AcquireError> {
+    let name = place.side_name(Side::Staging, &uuid::Uuid::now_v7().to_string());
+    fill(place, Step::StageCreate, &name, record, seam)
+        .map_err(|(step, source)| AcquireError::io(Some(step), &place.path_of(&name), source))
 }
 
 fn write_and_lock(
@@ -170,100 +133,80 @@ pub(crate) fn lock(file: &File) -> io::Result<()> {
 }
 
 /// Makes the lease out of nothing. Needs the guard.
+///
+/// A rename that doesn't replace is as atomic as a hard link and costs one call
+/// less; filesystems have the one, or the other, or neither.
 pub(crate) fn publish(
     place: &Place,
     record: &Record,
     seam: &Seam,
 ) -> Result<Published, AcquireError> {
-    let failed = |(step, source)| AcquireError::io(Some(step), &place.lease_path(), source);
-    if let Some((file, inode)) = unnamed(place, record, seam).map_err(failed)? {
-        let link = || platform::give_name(&file, &place.dir, &place.lease);
-        let result = seam.run(Step::Link, link);
-        let staged = Staged {
-            name: place.lease.clone(),
-            file,
-            inode,
-        };
-        match result {
-            Ok(()) => return Ok(Published::Ours(staged)),
-            Err(_) if is_there(place, inode) => return Ok(Published::Ours(staged)),
-            Err(source) if is(&source, Errno::EXIST) => return Ok(Published::Taken),
-            // No links, or no /proc to name the file by: by a staging name then.
-            Err(source) if not_offered(&source) || is(&source, Errno::NOENT) => {}
-            Err(source) => return Err(failed((Step::Link, source))),
+    let mut staged = stage(place, record, seam)?;
+    let rename = || {
+        let flags = RenameFlags::NOREPLACE;
+        rustix::fs::renameat_with(&place.dir, &staged.name, &place.dir, &place.lease, flags)?;
+        Ok(())
+    };
+    match seam.run(Step::RenameNoReplace, rename) {
+        Err(source) if !is_there(place, staged.inode) => {
+            if not_offered(&source) {
+                return link(place, staged, record, seam);
+            }
+            refused(place, &staged, Step::RenameNoReplace, source)
+        }
+        Ok(()) | Err(_) => {
+            staged.name.clone_from(&place.lease);
+            Ok(Published::Ours(staged))
         }
     }
-    by_staging_name(place, record, seam)
 }
 
-/// Network filesystems may have made the link and lost the answer.
+/// Network filesystems may have done it and lost the answer.
 fn is_there(place: &Place, inode: Inode) -> bool {
     place.inode(&place.lease).ok().flatten() == Some(inode)
 }
 
-fn by_staging_name(place: &Place, record: &Record, seam: &Seam) -> Result<Published, AcquireError> {
-    let name = place.side_name(Side::Staging, &record.token);
-    let staged = fill(place, Step::StageCreate, &name, record, seam)
-        .map_err(|(step, source)| AcquireError::io(Some(step), &place.path_of(&name), source))?;
+/// Only "it exists" means that somebody else was faster.
+fn refused(
+    place: &Place,
+    staged: &Staged,
+    step: Step,
+    source: io::Error,
+) -> Result<Published, AcquireError> {
+    let _ = place.unlink(&staged.name);
+    if is(&source, Errno::EXIST) {
+        return Ok(Published::Taken);
+    }
+    Err(AcquireError::io(Some(step), &place.lease_path(), source))
+}
+
+fn link(
+    place: &Place,
+    mut staged: Staged,
+    record: &Record,
+    seam: &Seam,
+) -> Result<Published, AcquireError> {
     let link = || {
         let flags = AtFlags::empty();
         rustix::fs::linkat(&place.dir, &staged.name, &place.dir, &place.lease, flags)?;
         Ok(())
     };
     match seam.run(Step::Link, link) {
-        Ok(()) => Ok(ours(place, staged, seam)),
-        Err(_) if is_there(place, staged.inode) => Ok(ours(place, staged, seam)),
-        Err(source) if not_offered(&source) => rename_no_replace(place, staged, record, seam),
-        Err(source) => {
-            let _ = place.unlink(&staged.name);
-            if is(&source, Errno::EXIST) {
-                return Ok(Published::Taken);
+        Err(source) if !is_there(place, staged.inode) => {
+            if not_offered(&source) {
+                let _ = place.unlink(&staged.name);
+                return create_exclusive(place, record, seam);
             }
-            Err(AcquireError::io(
-                Some(Step::Link),
-                &place.lease_path(),
-                source,
-            ))
-        }
-    }
-}
-
-fn ours(place: &Place, mut staged: Staged, seam: &Seam) -> Published {
-    let unlink = || place.unlink(&staged.name);
-    if seam.run(Step::StageUnlink, unlink).is_err() {
-        // The lease is ours all the same; who publishes next sweeps the name.
-        let _ = place.unlink(&staged.name);
-    }
-    staged.name.clone_from(&place.lease);
-    Published::Ours(staged)
-}
-
-fn rename_no_replace(
-    place: &Place,
-    mut staged: Staged,
-    record: &Record,
-    seam: &Seam,
-) -> Result<Published, AcquireError> {
-    let rename = || {
-        let flags = RenameFlags::NOREPLACE;
-        rustix::fs::renameat_with(&place.dir, &staged.name, &place.dir, &place.lease, flags)?;
-        Ok(())
-    };
-    let result = seam.run(Step::RenameNoReplace, rename);
-    let there = || is_there(place, staged.inode);
-    match result {
-        Err(source) if !there() => {
-            let _ = place.unlink(&staged.name);
-            if is(&source, Errno::EXIST) {
-                Ok(Published::Taken)
-            } else if not_offered(&source) {
-                create_exclusive(place, record, seam)
-            } else {
-                let path = place.lease_path();
-                Err(AcquireError::io(Some(Step::RenameNoReplace), &path, source))
-            }
+            refused(place, &staged, Step::Link, source)
         }
         Ok(()) | Err(_) => {
+            if seam
+                .run(Step::StageUnlink, || place.unlink(&staged.name))
+                .is_err()
+            {
+                // The lease is ours all the same; who publishes next sweeps.
+                let _ = place.unlink(&staged.name);
+            }
             staged.name.clone_from(&place.lease);
             Ok(Published::Ours(staged))
         }

@@ -34,7 +34,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -141,13 +140,15 @@ pub(crate) fn queue(baton: &mut Option<Baton>, file: File, left: Duration, seam:
 
 /// Called while the lease is still held: whether anybody waits, and if so
 /// keeps that queue for our own next try.
-pub(crate) fn remember_waiters(baton: Option<&Baton>, lock: &File, lease: &Path) {
-    let queues = baton.map(|baton| &*baton.file).into_iter().chain([lock]);
-    if let Some(file) = queues.into_iter().find(|file| platform::has_waiters(file))
-        && let Ok(file) = file.try_clone()
-    {
-        keep_queue(lease, file);
+pub(crate) fn remember_waiters(baton: Option<&Baton>, lock: &File, place: &Place) -> bool {
+    let mut queues = baton.map(|baton| &*baton.file).into_iter().chain([lock]);
+    let Some(file) = queues.find(|file| platform::has_waiters(file)) else {
+        return false;
+    };
+    if let Ok(file) = file.try_clone() {
+        keep_queue(place.key(), file);
     }
+    true
 }
 
 /// Who decides first: the thread that got the lock, or the waiter whose time

@@ -36,9 +36,24 @@ pub(crate) fn reclaim(
     dead: &SeenFile,
     seam: &Seam,
 ) -> Result<Reclaimed, AcquireError> {
-    // Staged as a claim: it makes the foreign program wait while we work, and
-    // after the exchange it is where that program looks for a moved lease.
-    let mut staged = stage(place, Side::Claim, record, seam)?;
+    let mut staged = stage(place, record, seam)?;
+    // As a claim it makes the foreign program wait while we work, and after the
+    // exchange it is where that program looks for a lease that was moved.
+    let claim = place.side_name(Side::Claim, &record.token);
+    let rename = || {
+        rustix::fs::renameat(&place.dir, &staged.name, &place.dir, &claim)?;
+        Ok(())
+    };
+    if let Err(source) = seam.run(Step::StageClaim, rename) {
+        let _ = place.unlink(&staged.name);
+        let _ = place.unlink(&claim);
+        return Err(AcquireError::io(
+            Some(Step::StageClaim),
+            &place.path_of(&claim),
+            source,
+        ));
+    }
+    staged.name = claim;
     if let Err(source) = seam.run(Step::Exchange, || exchange(place, &staged.name))
         && place.inode(&place.lease).ok().flatten() != Some(staged.inode)
     {

@@ -14,22 +14,22 @@ pub enum Step {
     ScanClaims,
     /// Any: take the guard, the lock of the directory.
     Guard,
-    /// Publish: make the staging file, without a name where the system can.
+    /// Publish: make the staging file.
     StageCreate,
     /// Publish: write the whole record into it.
     StageWrite,
     /// Publish: take the kernel lock on it.
     StageLock,
-    /// Reclaim: give a file that has no name yet the name of a claim.
-    StageLink,
-    /// Publish: hard-link it to the lease's name.
-    Link,
-    /// Publish, no hard links here: move it there without clobbering.
+    /// Publish: move it to the lease's name without clobbering.
     RenameNoReplace,
-    /// Publish, no such rename either: create the lease itself, exclusively.
-    CreateExclusive,
-    /// Publish: drop the staging name.
+    /// Publish, no such rename here: hard-link it there.
+    Link,
+    /// Publish, after a link: drop the staging name.
     StageUnlink,
+    /// Publish, no links either: create the lease itself, exclusively.
+    CreateExclusive,
+    /// Reclaim: give the staged file the name of a claim.
+    StageClaim,
     /// Acquire: list live claims again; withdraw when there is one.
     ScanAgain,
     /// Reclaim: read the lease again, in the guard.
@@ -69,11 +69,11 @@ impl Step {
         Self::StageCreate,
         Self::StageWrite,
         Self::StageLock,
-        Self::StageLink,
-        Self::Link,
         Self::RenameNoReplace,
-        Self::CreateExclusive,
+        Self::Link,
         Self::StageUnlink,
+        Self::CreateExclusive,
+        Self::StageClaim,
         Self::ScanAgain,
         Self::JudgeAgain,
         Self::Exchange,

@@ -60,8 +60,7 @@ pub(crate) fn see(place: &Place, name: &OsStr) -> io::Result<Seen> {
         return Ok(Seen::NotAFile(kind));
     }
     let kernel_lock = probe(&file);
-    let mut bytes = Vec::with_capacity(1024);
-    (&file).take(RECORD_MAX + 1).read_to_end(&mut bytes)?;
+    let bytes = read_whole(&file, stat.st_size.unsigned_abs())?;
     let record = if bytes.len() as u64 > RECORD_MAX {
         None
     } else {
@@ -76,6 +75,19 @@ pub(crate) fn see(place: &Place, name: &OsStr) -> io::Result<Seen> {
         record,
         verdict,
     }))
+}
+
+/// Most often one call: the size is known, and a record has no reason to grow.
+fn read_whole(mut file: &File, size: u64) -> io::Result<Vec<u8>> {
+    let wanted = usize::try_from(size.min(RECORD_MAX)).unwrap_or_default();
+    let mut bytes = vec![0; wanted];
+    let got = file.read(&mut bytes)?;
+    bytes.truncate(got);
+    if got < wanted || size > RECORD_MAX {
+        file.take(RECORD_MAX + 1 - got as u64)
+            .read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
 }
 
 fn unreadable(place: &Place, name: &OsStr) -> io::Result<Seen> {

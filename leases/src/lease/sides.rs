@@ -2,9 +2,10 @@
 //! and litter that is swept.
 
 use super::error::{AcquireError, Holder};
+use super::guard::Guard;
 use super::place::{Place, Side};
 use super::seen::{Seen, SeenFile, see};
-use crate::verdict::{Verdict, Why};
+use crate::verdict::{Alive, Verdict, Why};
 use std::ffi::OsString;
 
 /// The first claim that may belong to somebody alive, as the refusal that it
@@ -55,13 +56,18 @@ pub(crate) fn blocking_claim(
     None
 }
 
-/// Removes what the dead left. Needs the guard: nothing of ours is at work
-/// then, and what a foreign program has at work belongs to somebody alive.
-pub(crate) fn sweep(place: &Place, sides: &[(Side, OsString)]) {
-    for (_, name) in sides {
-        if let Ok(Seen::File(file)) = see(place, name)
-            && matches!(file.verdict, Verdict::Dead(_))
-        {
+/// Removes what the dead left. Only in a guard that is held: nothing of ours is
+/// at work then, so our own staging names are litter whatever is in them, and
+/// what a foreign program has at work belongs to somebody alive.
+pub(crate) fn sweep(place: &Place, guard: &Guard<'_>, sides: &[(Side, OsString)]) {
+    for (side, name) in sides {
+        let Ok(Seen::File(file)) = see(place, name) else {
+            continue;
+        };
+        let dead = matches!(file.verdict, Verdict::Dead(_));
+        let locked = file.verdict == Verdict::Alive(Alive::KernelLock);
+        let ours = *side == Side::Staging && guard.is_held() && place.is_own_staging(name);
+        if dead || (ours && !locked) {
             // Litter that can't be removed hinders nobody.
             let _ = place.unlink(name);
         }

@@ -90,7 +90,7 @@ pub fn status(session_file: &Path) -> Status {
 /// told. Never writes.
 #[must_use]
 pub fn is_held(session_file: &Path) -> bool {
-    if Place::of(session_file).is_ok_and(|place| Ticket::is_taken(&place.lease_path())) {
+    if Place::of(session_file).is_ok_and(|place| Ticket::is_taken(&place.key())) {
         return true;
     }
     match status(session_file) {
@@ -183,7 +183,7 @@ fn break_lease(
         }
     };
     if let Ok(sides) = place.sides() {
-        sweep(&place, &sides);
+        sweep(&place, &guard, &sides);
     }
     drop(guard);
     Ok(broken)

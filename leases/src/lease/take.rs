@@ -15,7 +15,7 @@ use crate::record::{OwnerKind, Record};
 use crate::verdict::Verdict;
 use std::ffi::OsString;
 use std::hash::{BuildHasher, Hasher};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How often the path may change under our hands before that is an error.
@@ -62,27 +62,26 @@ pub fn acquire_with(
 ) -> Result<Lease, AcquireError> {
     let deadline = request.wait.map(|wait| Instant::now() + wait);
     let place = Place::of(session_file)?;
-    let lease_path = place.lease_path();
-    let ticket = Ticket::take(&lease_path, &request.owner_id, deadline).map_err(|owner_id| {
-        AcquireError::AlreadyHere {
-            path: lease_path,
-            owner_id,
-        }
+    let ticket = Ticket::take(place.key(), &request.owner_id, deadline).map_err(|owner_id| {
+        let path = place.lease_path();
+        AcquireError::AlreadyHere { path, owner_id }
     })?;
     let mut taking = Taking {
         place: &place,
         request,
         seam,
         record: None,
+        session: None,
         baton: None,
     };
     let staged = match deadline {
         None => taking.rounds()?,
         Some(deadline) => taking.until(deadline)?,
     };
-    let (record, baton) = (taking.record(), taking.baton);
+    let (record, session, baton) = (taking.record(), taking.session(), taking.baton);
     Ok(Lease::new(
         place,
+        session,
         record,
         staged,
         baton,
@@ -97,15 +96,21 @@ struct Taking<'a> {
     seam: &'a Seam,
     /// Made when it is first needed: a refusal needs none.
     record: Option<Record>,
+    session: Option<PathBuf>,
     /// The place at the head of the queue, once we have it.
     baton: Option<Baton>,
 }
 
 impl Taking<'_> {
+    fn session(&mut self) -> PathBuf {
+        let canonical = || self.place.canonical_session();
+        self.session.get_or_insert_with(canonical).clone()
+    }
+
     /// Our record with the queue that is ours by now.
     fn record(&mut self) -> Record {
-        let request = self.request;
-        let new = || Record::new(request.owner, &request.owner_id, &self.place.session);
+        let (request, session) = (self.request, self.session());
+        let new = || Record::new(request.owner, &request.owner_id, &session);
         let mut record = self.record.get_or_insert_with(new).clone();
         record.queue = self.baton.as_ref().and_then(Baton::advertised);
         record
@@ -114,7 +119,7 @@ impl Taking<'_> {
     fn until(&mut self, deadline: Instant) -> Result<Staged, AcquireError> {
         let left = || deadline.saturating_duration_since(Instant::now());
         // Others waited when we released: they come first.
-        if let Some(file) = kept_queue(&self.place.lease_path()) {
+        if let Some(file) = kept_queue(&self.place.key()) {
             queue(&mut self.baton, file, left(), self.seam);
         }
         let mut pause = PAUSE_MIN;
@@ -187,7 +192,7 @@ impl Taking<'_> {
         };
         match self.refuse_claims(Step::ScanAgain, &record.token) {
             Ok(sides) => {
-                sweep(self.place, &sides);
+                sweep(self.place, &guard, &sides);
                 let _ = self.seam.run(Step::Unguard, || {
                     drop(guard);
                     Ok(())

@@ -74,12 +74,18 @@ fn a16_without_hard_links_a_lease_is_exclusive_all_the_same() {
         Errno::EXDEV,
         Errno::EMLINK,
     ] {
-        for rename in [None, Some(Errno::EINVAL)] {
+        for step in [Step::RenameNoReplace, Step::Link] {
             let scene = Scene::new();
-            let mut at = vec![(Step::Link, errno as i32)];
-            at.extend(rename.map(|errno| (Step::RenameNoReplace, errno as i32)));
+            // The rename fails always; the link works in one of two rounds.
+            let rename = if step == Step::Link {
+                Errno::EINVAL
+            } else {
+                errno
+            };
+            let mut at = vec![(Step::RenameNoReplace, rename as i32)];
+            at.extend((step == Step::Link).then_some((step, errno as i32)));
             let lease = acquire_with(&scene.session, &chat(), &faults(at)).expect("taken");
-            assert_eq!(scene.litter(), ["S.jsonl.ade-lease"], "{errno} {rename:?}");
+            assert_eq!(scene.litter(), ["S.jsonl.ade-lease"], "{errno} {step:?}");
             assert!(matches!(
                 status(&scene.session),
                 Status::Held {
@@ -94,7 +100,7 @@ fn a16_without_hard_links_a_lease_is_exclusive_all_the_same() {
     }
     let scene = Scene::new();
     let lease = acquire(&scene.session, &chat()).expect("taken");
-    let other = with_faults(command("try", &scene.session), "Link:1,RenameNoReplace:22");
+    let other = with_faults(command("try", &scene.session), "RenameNoReplace:22,Link:1");
     let said = answer(other);
     assert!(
         said.starts_with("refused") && said.contains("Held"),
@@ -107,13 +113,13 @@ fn a16_without_hard_links_a_lease_is_exclusive_all_the_same() {
 #[test]
 fn a16_only_eexist_means_contention_and_any_other_errno_is_named() {
     let scene = Scene::new();
-    let seam = faults(vec![(Step::Link, Errno::EIO as i32)]);
+    let seam = faults(vec![(Step::RenameNoReplace, Errno::EIO as i32)]);
     let error = acquire_with(&scene.session, &chat(), &seam).expect_err("an error");
     assert!(
         matches!(
             error,
             AcquireError::Io {
-                step: Some(Step::Link),
+                step: Some(Step::RenameNoReplace),
                 ..
             }
         ),
@@ -126,7 +132,7 @@ fn a16_only_eexist_means_contention_and_any_other_errno_is_named() {
 
 #[test]
 fn a16_a_dead_lease_is_reclaimed_where_names_can_not_be_exchanged() {
-    for others in ["", "Link:1", "Link:1,RenameNoReplace:22"] {
+    for others in ["", "RenameNoReplace:22", "RenameNoReplace:22,Link:1"] {
         let scene = Scene::new();
         scene.put(&record_of(dead_pid()), HOUR);
         let list = format!("Exchange:22,{others}");
@@ -165,10 +171,17 @@ fn a16_a_real_filesystem_without_hard_links() {
 
 #[test]
 fn a17_a_link_that_worked_and_was_reported_as_failed_is_ours() {
-    for errno in [Errno::EIO, Errno::EEXIST] {
+    for (at, errno) in [
+        (Step::Link, Errno::EIO),
+        (Step::Link, Errno::EEXIST),
+        (Step::RenameNoReplace, Errno::EIO),
+        (Step::RenameNoReplace, Errno::EEXIST),
+    ] {
         let scene = Scene::new();
+        let error = |errno: Errno| Err(io::Error::from_raw_os_error(errno as i32));
         let seam = Seam::new(move |step, moment| match (step, moment) {
-            (Step::Link, Moment::After) => Err(io::Error::from_raw_os_error(errno as i32)),
+            (Step::RenameNoReplace, Moment::Before) if at == Step::Link => error(Errno::EINVAL),
+            (step, Moment::After) if step == at => error(errno),
             _ => Ok(()),
         });
         let lease = acquire_with(&scene.session, &chat(), &seam).expect("ours");
@@ -179,7 +192,7 @@ fn a17_a_link_that_worked_and_was_reported_as_failed_is_ours() {
 
 #[test]
 fn a18_a_full_disk_leaves_nothing_behind() {
-    for step in [Step::StageCreate, Step::StageWrite, Step::Link] {
+    for step in [Step::StageCreate, Step::StageWrite, Step::RenameNoReplace] {
         let scene = Scene::new();
         let seam = faults(vec![(step, Errno::ENOSPC as i32)]);
         let error = acquire_with(&scene.session, &chat(), &seam).expect_err("full");
@@ -256,7 +269,7 @@ fn every_crash_leaves_a_lease_that_can_be_taken_and_no_litter() {
     }
     steps.dedup();
     assert!(
-        crashes > 40 && steps.len() >= 16,
+        crashes > 40 && steps.len() >= 15,
         "{crashes} crashes at {steps:?}"
     );
 }
@@ -307,7 +320,7 @@ fn a_live_claim_that_appears_while_we_publish_makes_us_withdraw() {
     let claim = scene.beside(".ade-lease.reclaim-99999999-0000-4000-8000-999999999999");
     let (name, text) = (claim.clone(), record_of(live.pid()));
     let seam = Seam::new(move |step, moment| {
-        if step == Step::Link && moment == Moment::Before {
+        if step == Step::RenameNoReplace && moment == Moment::Before {
             fs::write(&name, &text)?;
         }
         Ok(())

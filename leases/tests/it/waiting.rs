@@ -165,7 +165,7 @@ fn waiters_of_several_processes_take_turns() {
 
 #[test]
 fn a16_several_processes_without_links_and_exchanges_exclude_each_other() {
-    let faults = "Link:1,RenameNoReplace:22,Exchange:22";
+    let faults = "RenameNoReplace:22,Link:1,Exchange:22";
     let counts = fight(|session| with_faults(command("fight", session), faults));
     assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
 }
