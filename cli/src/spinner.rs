@@ -48,9 +48,14 @@ impl Spinner {
         self.since = now;
         match event {
             Event::ToolCall { name, .. } => self.waiting_for = format!("{name} runs"),
-            Event::Activity { .. } => {}
+            Event::Activity { .. } | Event::CardOpened { .. } | Event::CardResolved { .. } => {}
             _ => self.waiting_for = "waiting for the agent".into(),
         }
+    }
+
+    /// The wait begins now: a person has just answered.
+    pub(crate) fn restart(&mut self, now: Instant) {
+        self.since = now;
     }
 
     /// The agent's own word for what goes on.

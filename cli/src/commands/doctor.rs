@@ -238,7 +238,7 @@ async fn running(client: &mut Client, report: &mut Report) {
     };
     let runtime = &status.runtime;
     let text = format!(
-        "process {} since {}: version {}, {} chats, {} workers, {} turns, {} open questions",
+        "process {} since {}, version {}; chats {}, workers {}, turns {}, open questions {}",
         runtime.pid,
         status.started_at,
         runtime.version,

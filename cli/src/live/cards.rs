@@ -4,6 +4,8 @@
 use ade_protocol::action::{CardAnswer, CardAnswered, CardNotification, name};
 use ade_protocol::card::{Answer, Card, CardKind};
 
+use tokio::time::Instant;
+
 use super::{Answers, Live, REMEMBERED};
 use crate::ask;
 use crate::client::{QUICK, card_is_settled};
@@ -128,6 +130,7 @@ impl Live<'_> {
 
     async fn send_answer(&mut self, card: Card, answer: Answer) -> Result<(), CommandError> {
         self.remember(&card);
+        self.spinner.restart(Instant::now());
         let arguments = CardAnswer {
             card_id: card.card_id,
             session_id: Some(card.session_id),

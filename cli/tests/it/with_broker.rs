@@ -99,6 +99,55 @@ fn without_a_person_cards_are_denied_visibly_unless_allowed() {
     assert!(allowed.err.contains("✓ bash"), "{}", allowed.err);
 }
 
+/// Waits for the one open card and gives its id.
+fn open_card(place: &Place) -> String {
+    wait_until("a card is open", || {
+        let list = json(&place.run(&["cards", "--json"]));
+        list["cards"][0]["cardId"].as_str().map(str::to_owned)
+    })
+}
+
+#[test]
+fn cards_are_listed_and_answered_by_anybody_once() {
+    let place = Place::new();
+    let script = "!card Run it | rm -r build | bash\n!ask Which? | red,green\n!secret Password?\n!emit after";
+    let create = ["chat", "create", "--provider", "scripted", "--lane", "/"];
+    let id = place.run(&create).out.trim().to_owned();
+    assert_eq!(place.run(&["chat", "send", &id, script]).code, Some(0));
+
+    let first = open_card(&place);
+    assert!(place.run(&["cards"]).out.contains("Run it"));
+    let odd = place.run(&["answer", &first, "perhaps"]);
+    assert_eq!(odd.code, Some(2), "{odd:?}");
+    assert!(odd.err.contains("allow_session"), "{}", odd.err);
+    assert_eq!(
+        place
+            .run(&["answer", &first, "allow", "--session", &id])
+            .code,
+        Some(0)
+    );
+    let again = place.run(&["answer", &first, "allow"]);
+    assert_eq!(again.code, Some(2), "{again:?}");
+
+    let second = open_card(&place);
+    assert_eq!(place.run(&["answer", &second, "green"]).code, Some(0));
+    let third = open_card(&place);
+    let shown = place.run(&["answer", &third, "hunter2"]);
+    assert_eq!(shown.code, Some(2), "{shown:?}");
+    assert!(shown.err.contains("standard input"), "{}", shown.err);
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    writer.write_all(b"hunter2\n").expect("a line");
+    drop(writer);
+    let mut secret = place.command(&["answer", &third, "-"]);
+    secret.stdin(reader);
+    assert_eq!(ran(secret).code, Some(0));
+    wait_until("the turn is over", || {
+        (sessions(&place)[0]["lastStatus"] == "completed").then_some(())
+    });
+    let transcript = place.run(&["chat", "show", &id, "--json"]);
+    assert!(transcript.out.contains("green") && !transcript.out.contains("hunter2"));
+}
+
 /// A command with a terminal for what it asks and what is typed.
 struct Terminal {
     child: Child,
