@@ -59,6 +59,8 @@ async fn the_end_of_a_turn_waits_for_a_broker() {
     let before = rig.seen.len();
     let hello = rig.attach(2, 1).await;
     assert_eq!(hello["state"].get("turnId"), None);
+    assert_eq!(hello["state"]["lastTurnId"], "t1");
+    assert_eq!(hello["state"]["seenEvent"], true);
     assert_eq!(hello["lastSeq"], 4);
     let end = rig.response(&send).await;
     assert_eq!(end["result"]["status"], "completed");

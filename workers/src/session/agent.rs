@@ -291,6 +291,7 @@ impl Session {
         self.withdraw_cards();
         self.idle_since = Instant::now();
         if let Some(turn) = self.turn.take() {
+            self.last_seen = turn.seen;
             // A broker that was not there when the turn began knows the turn
             // and not the request.
             let detail = response.detail.take();

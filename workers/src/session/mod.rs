@@ -86,6 +86,8 @@ pub(crate) struct Session {
     turn: Option<Turn>,
     /// The last turn whose message came, running or not.
     last_turn: Option<TurnId>,
+    /// Whether anything of a turn that has ended was seen.
+    last_seen: bool,
     cards: Cards,
     mapper: Mapper,
     masker: Masker,
@@ -150,6 +152,7 @@ impl Session {
             requests: Requests::default(),
             turn: None,
             last_turn: None,
+            last_seen: false,
             cards: Cards::default(),
             mapper: Mapper::new(&boot.provider, boot.generation),
             masker,
@@ -219,7 +222,7 @@ impl Session {
                 ready: self.ready.clone(),
                 turn_id: self.turn.as_ref().map(|turn| turn.id.clone()),
                 last_turn_id: self.last_turn.clone(),
-                seen_event: self.turn.as_ref().is_some_and(|turn| turn.seen),
+                seen_event: self.turn.as_ref().map_or(self.last_seen, |turn| turn.seen),
                 open_cards: (self.cards.open().iter())
                     .map(|card| card.request_id.clone())
                     .collect(),
