@@ -43,7 +43,7 @@
 //!   slip in; what came out is looked at, and goes back if it lives. Where names
 //!   can't be exchanged, the shared rule: rename aside, look, put back.
 //! - **Sweep.** In the guard nothing of ours is at work, so our own staging
-//!   names (a uuid of version 7) and whatever else lies beside the lease and
+//!   names (a uuid of version 8) and whatever else lies beside the lease and
 //!   belongs to somebody dead is litter, and goes.
 //! - **Release.** By inode, then by token: only what is ours is removed; a
 //!   successor's file is left byte for byte, and the caller learns that the

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use uuid::Uuid;
 
 const SUFFIX: &str = ".ade-lease";
 
@@ -164,13 +165,21 @@ impl Place {
         name
     }
 
-    /// Whether a staging name is one of ours: they carry a uuid of version 7,
-    /// the foreign program's one of version 4.
+    /// The staging name of our record with this token: the same uuid as version
+    /// 8. The foreign program's staging names are of version 4, so ours are
+    /// known for ours even when they are empty.
+    pub(crate) fn own_staging(&self, token: &str) -> OsString {
+        let id = Uuid::try_parse(token).unwrap_or_default().into_bytes();
+        let id = uuid::Builder::from_custom_bytes(id).into_uuid();
+        self.side_name(Side::Staging, &id.to_string())
+    }
+
+    /// Whether a staging name is one of ours.
     pub(crate) fn is_own_staging(&self, name: &OsStr) -> bool {
         let prefix = self.side_name(Side::Staging, "");
         let id = name.as_bytes().strip_prefix(prefix.as_bytes());
-        let id = id.and_then(|id| uuid::Uuid::try_parse_ascii(id).ok());
-        id.is_some_and(|id| id.get_version_num() == 7)
+        let id = id.and_then(|id| Uuid::try_parse_ascii(id).ok());
+        id.is_some_and(|id| id.get_version_num() == 8)
     }
 
     /// The inode under a name; `None` when there is none.

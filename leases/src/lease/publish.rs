@@ -2,7 +2,7 @@
 //! kernel lock held, in one step, or not at all.
 
 use super::error::AcquireError;
-use super::place::{Inode, Place, Side};
+use super::place::{Inode, Place};
 use super::platform;
 use super::seam::{Seam, Step};
 use crate::record::Record;
@@ -45,7 +45,7 @@ fn is(error: &io::Error, errno: Errno) -> bool {
 /// failure nothing is left behind; after a crash the next one who publishes
 /// knows the name for ours and sweeps it.
 pub(crate) fn stage(place: &Place, record: &Record, seam: &Seam) -> Result<Staged, AcquireError> {
-    let name = place.side_name(Side::Staging, &uuid::Uuid::now_v7().to_string());
+    let name = place.own_staging(&record.token);
     fill(place, Step::StageCreate, &name, record, seam)
         .map_err(|(step, source)| AcquireError::io(Some(step), &place.path_of(&name), source))
 }
