@@ -56,7 +56,7 @@ pub(super) fn own_start_ticks() -> io::Result<u64> {
 
 fn with_process<T>(pid: Pid, f: impl FnOnce(&Process) -> T) -> Option<T> {
     let pid = SysPid::from_u32(pid.get().unsigned_abs());
-    let mut system = System::new();
+    let mut system = System::new().ok()?;
     system.refresh_processes_specifics(
         ProcessesToUpdate::Some(&[pid]),
         true,
@@ -108,20 +108,20 @@ fn entry(process: &Process) -> Option<ProcessEntry> {
     })
 }
 
-fn all(kind: ProcessRefreshKind) -> System {
-    let mut system = System::new();
+fn all(kind: ProcessRefreshKind) -> io::Result<System> {
+    let mut system = System::new().map_err(io::Error::other)?;
     system.refresh_processes_specifics(ProcessesToUpdate::All, true, kind);
-    system
+    Ok(system)
 }
 
 pub(super) fn table() -> io::Result<Vec<ProcessEntry>> {
-    let system = all(ProcessRefreshKind::nothing());
+    let system = all(ProcessRefreshKind::nothing())?;
     Ok(system.processes().values().filter_map(entry).collect())
 }
 
 pub(super) fn marked(name: &str, value: &str) -> io::Result<Vec<ProcessIdentity>> {
     let wanted = format!("{name}={value}");
-    let system = all(ProcessRefreshKind::nothing().with_environ(UpdateKind::Always));
+    let system = all(ProcessRefreshKind::nothing().with_environ(UpdateKind::Always))?;
     system
         .processes()
         .values()
