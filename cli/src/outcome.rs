@@ -42,6 +42,7 @@ impl Outcome {
         };
         match kind.as_deref() {
             Some("held") => exit::HELD,
+            Some("lane_missing") => exit::USAGE,
             Some(
                 "provider_not_usable"
                 | "no_model"

@@ -748,6 +748,8 @@ pub mod code {
     pub const HOST_EXITED: &str = "host_exited";
     /// The host could not be started.
     pub const HOST_NOT_STARTED: &str = "host_not_started";
+    /// The folder that the agent works in is not there.
+    pub const LANE_MISSING: &str = "lane_missing";
     /// Somebody did not keep to the protocol.
     pub const PROTOCOL_ERROR: &str = "protocol_error";
     /// A line was over the limit.

@@ -56,7 +56,7 @@ const DRAIN_LIMIT: Duration = Duration::from_millis(500);
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
     /// The lane is gone.
-    #[error("the folder {0} does not exist or is no folder; the agent was not started")]
+    #[error("the lane {0} is not there any more; make the folder again, or make a chat elsewhere")]
     NoLane(String),
     /// The system refused.
     #[error("could not start the agent's process for {program}: {source}")]

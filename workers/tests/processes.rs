@@ -128,7 +128,7 @@ async fn a_host_that_cannot_be_run_is_told_by_name() {
     body["cwd"] = json!("/no/such/lane");
     let init = rig.request("init", body).await;
     let refused = rig.response(&init).await;
-    assert_eq!(refused["errorCode"], "host_not_started");
+    assert_eq!(refused["errorCode"], "lane_missing");
     assert!(
         refused["error"].as_str().unwrap().contains("/no/such/lane"),
         "{refused}"

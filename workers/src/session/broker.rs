@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Session, Turn};
-use crate::host::Host;
+use crate::host::{Host, StartError};
 use crate::ladder::StopStage;
 use crate::link::LinkEvent;
 use crate::outbox::Weight;
@@ -186,7 +186,13 @@ impl Session {
                 host.send(line, false);
                 self.host = Some(host);
             }
-            Err(error) => self.init_failed(code::HOST_NOT_STARTED, &error.to_string(), None),
+            Err(error) => {
+                let code = match error {
+                    StartError::NoLane(_) => code::LANE_MISSING,
+                    StartError::Spawn { .. } | StartError::Gone => code::HOST_NOT_STARTED,
+                };
+                self.init_failed(code, &error.to_string(), None);
+            }
         }
     }
 
