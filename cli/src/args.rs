@@ -359,7 +359,7 @@ pub(crate) struct Serve {
     /// Listen here instead of in the broker's folder
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub(crate) socket: Option<PathBuf>,
-    /// End the broker that runs, then take its place
+    /// Take the place of the broker that runs, with its running turns
     #[arg(long)]
     pub(crate) replace: bool,
     /// Leave the terminal: how other commands start a broker

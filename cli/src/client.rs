@@ -127,7 +127,7 @@ impl From<ConnectError> for CommandError {
             ConnectError::Refused { source, .. } => *source,
             ConnectError::Version { .. } => {
                 Self::new("version_mismatch", exit::FAILED, error.to_string())
-                    .hint("`ade serve --replace` ends it and takes its place")
+                    .hint("`ade serve --replace` takes its place, with its running turns")
             }
         }
     }
@@ -346,7 +346,7 @@ fn gone(socket: &Path, error: io::Error) -> CommandError {
         format!("the broker on {} went away", socket.display()),
     )
     .because(error)
-    .hint("`ade ps` starts a broker again and shows what became of its turns")
+    .hint("its workers go on for a while: `ade ps` starts a broker that takes their turns over")
 }
 
 async fn connect(socket: &Path) -> Result<Wire, ConnectError> {

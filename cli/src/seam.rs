@@ -1,6 +1,5 @@
 //! The calls into the broker's library, in one place.
 
-use std::collections::BTreeSet;
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,33 +37,39 @@ pub(crate) async fn serve(
     })
 }
 
-/// What brokers that are gone left behind.
+/// What a broker that is gone left behind.
 #[derive(Debug, Default)]
-pub(crate) struct Strays {
-    /// Processes that are alive.
-    pub(crate) alive: Vec<i32>,
+pub(crate) struct Left {
+    /// Workers that are alive: the next broker takes them over.
+    pub(crate) workers: Vec<i32>,
+    /// What is left of workers that are dead: the next broker ends it.
+    pub(crate) strays: Vec<i32>,
     /// Journal files that cannot be read.
     pub(crate) damaged: Vec<PathBuf>,
 }
 
-/// Looks for what brokers that are gone left behind. Changes nothing. Only
+/// Looks for what a broker that is gone left behind. Changes nothing. Only
 /// while no broker runs: the workers of a live one look the same.
 #[must_use]
-pub(crate) fn strays(home: &Home) -> Strays {
+pub(crate) fn left_behind(home: &Home) -> Left {
     let journals = journal::read_all(home).unwrap_or_default();
-    let mut alive = BTreeSet::new();
-    for entry in journals.entries {
-        let worker = entry
-            .identity
-            .filter(|identity| identity.liveness() == Liveness::Alive);
-        alive.extend(worker.map(|identity| identity.pid.get()));
-        let below = marked(MARK_ENV, &entry.mark).unwrap_or_default();
-        alive.extend(below.iter().map(|identity| identity.pid.get()));
-    }
-    Strays {
-        alive: alive.into_iter().collect(),
+    let mut left = Left {
         damaged: journals.damaged,
+        ..Left::default()
+    };
+    for entry in journals.entries {
+        match entry.identity {
+            Some(worker) if worker.liveness() == Liveness::Alive => {
+                left.workers.push(worker.pid.get());
+            }
+            _ => {
+                let below = marked(MARK_ENV, &entry.mark).unwrap_or_default();
+                left.strays
+                    .extend(below.iter().map(|identity| identity.pid.get()));
+            }
+        }
     }
+    left
 }
 
 /// The kinds of agents, looked at from here.

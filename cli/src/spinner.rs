@@ -43,6 +43,12 @@ impl Spinner {
         self.waiting_for = "waiting for the agent".into();
     }
 
+    /// Whether a turn runs.
+    #[must_use]
+    pub(crate) fn busy(&self) -> bool {
+        self.busy
+    }
+
     /// Something happened.
     pub(crate) fn note(&mut self, event: &Event, now: Instant) {
         self.since = now;

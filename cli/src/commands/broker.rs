@@ -21,7 +21,7 @@ use crate::context::{Context, home_error};
 use crate::error::CommandError;
 use crate::log;
 use crate::output::Style;
-use crate::seam;
+use crate::{seam, start};
 
 /// How long a broker may take to end its turns and workers.
 const STOP: Duration = Duration::from_secs(60);
@@ -166,12 +166,16 @@ pub(super) async fn status(context: &Context) -> Result<(), CommandError> {
 /// Ends every turn and worker, then the broker, and waits until it is gone.
 pub(super) async fn stop(context: &Context) -> Result<(), CommandError> {
     let home = context.home()?;
-    let mut client = match Client::connect(&home.control_socket()).await {
+    let client = match Client::connect(&home.control_socket()).await {
         Ok(client) => client,
         Err(error) if error.nobody_there() => return nothing_to_stop(context, &home).await,
         Err(ConnectError::Version { pid, .. }) => return stop_by_signal(context, pid).await,
         Err(error) => return Err(error.into()),
     };
+    stop_it(context, client).await
+}
+
+async fn stop_it(context: &Context, mut client: Client) -> Result<(), CommandError> {
     let pid = client.broker.runtime_info.pid;
     let identity = identity(pid)?;
     match client
@@ -192,7 +196,13 @@ async fn nothing_to_stop(context: &Context, home: &Home) -> Result<(), CommandEr
         let pid = u32::try_from(holder.pid).unwrap_or_default();
         return stop_by_signal(context, pid).await;
     }
-    told(context, "no broker runs", None)
+    let left = seam::left_behind(home);
+    if left.workers.is_empty() && left.strays.is_empty() {
+        return told(context, "no broker runs", None);
+    }
+    // One that crashed left processes: a new one takes them over and stops them.
+    let client = start::connect_or_start(home.clone()).await?;
+    stop_it(context, client).await
 }
 
 async fn stop_by_signal(context: &Context, pid: u32) -> Result<(), CommandError> {

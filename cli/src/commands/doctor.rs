@@ -273,28 +273,38 @@ async fn running(client: &mut Client, report: &mut Report) {
 
 /// What a broker that is gone left behind.
 fn leftovers(home: &Home, report: &mut Report) {
-    let strays = seam::strays(home);
-    for damaged in &strays.damaged {
+    let left = seam::left_behind(home);
+    for damaged in &left.damaged {
         let text = format!("{} cannot be read", damaged.display());
         report.hand(
             "journal",
             text,
-            "the next broker puts it aside; look into it if a process is left",
+            "look into it: it may name a process that is left; then move it away",
         );
     }
-    if strays.alive.is_empty() {
-        return report.ok("strays", "no process of an earlier broker is left");
+    if !left.workers.is_empty() {
+        let text = format!(
+            "workers of an earlier broker go on for a while: {}; the next broker takes them over",
+            listed(&left.workers)
+        );
+        report.note("workers", text);
     }
-    let pids: Vec<String> = strays.alive.iter().map(ToString::to_string).collect();
-    let text = format!(
-        "processes of an earlier broker are alive: {}",
-        pids.join(", ")
-    );
-    report.hand(
-        "strays",
-        text,
-        "`ade ps` starts a broker, which takes care of them",
-    );
+    if left.strays.is_empty() {
+        report.ok("strays", "no process of a dead worker is left");
+    } else {
+        let text = format!(
+            "processes of dead workers are alive: {}",
+            listed(&left.strays)
+        );
+        report.hand("strays", text, "`ade ps` starts a broker, which ends them");
+    }
+}
+
+fn listed(pids: &[i32]) -> String {
+    pids.iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 async fn providers(home: &Home, running: Option<Client>, report: &mut Report) {

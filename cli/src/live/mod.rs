@@ -33,6 +33,8 @@ mod cards;
 
 /// How long a lost broker is waited for: a replacement takes less.
 const REJOIN: Duration = Duration::from_secs(8);
+/// After so long of it a broker that ran a turn has crashed.
+const CRASHED: Duration = Duration::from_secs(1);
 /// Pause between two tries.
 const REJOIN_PAUSE: Duration = Duration::from_millis(100);
 /// Cards whose end is remembered; only to say nothing twice.
@@ -299,7 +301,9 @@ impl<'a> Live<'a> {
     }
 
     /// The connection is lost: a broker that is being replaced answers again
-    /// soon. None is started, so that `ade stop` stays true.
+    /// soon. In the middle of a turn one is started when none comes: that
+    /// broker crashed, because one that stops ends its turns first. Without a
+    /// turn none is started, so that `ade stop` stays true.
     async fn rejoin(&mut self, lost: std::io::Error) -> Result<(), CommandError> {
         let out = &self.context.out;
         out.note(
@@ -312,7 +316,13 @@ impl<'a> Live<'a> {
                 () = sleep(REJOIN_PAUSE) => {}
                 _ = self.interrupts.recv() => return Err(CommandError::silent(exit::INTERRUPTED)),
             }
-            let Ok(calls) = self.context.running_broker().await else {
+            let crashed = self.spinner.busy() && Instant::now() >= deadline - REJOIN + CRASHED;
+            let calls = if crashed {
+                self.context.broker().await
+            } else {
+                self.context.running_broker().await
+            };
+            let Ok(calls) = calls else {
                 if Instant::now() >= deadline {
                     return Err(self.lost(lost));
                 }
@@ -334,7 +344,7 @@ impl<'a> Live<'a> {
         CommandError::new("broker_gone", exit::NO_BROKER, "the broker went away")
             .because(source)
             .hint(format!(
-                "`ade attach {session}` starts one again and shows what became of the turn"
+                "`ade attach {session}` starts one that takes a running turn over"
             ))
     }
 }

@@ -363,6 +363,65 @@ fn a_second_broker_says_who_runs_and_stop_ends_the_first() {
     assert_eq!(place.run(&["stop"]).code, Some(0));
 }
 
+fn broker_pid(place: &Place) -> i32 {
+    let status = json(&place.run(&["status", "--json"]));
+    i32::try_from(status["runtime"]["pid"].as_u64().expect("a pid")).expect("a pid")
+}
+
+#[test]
+fn a_run_outlives_a_broker_that_crashes() {
+    let place = Place::new();
+    let child = streaming(&place, "!words 100 20");
+    kill(Pid::from_raw(broker_pid(&place)), Signal::SIGKILL).expect("a signal");
+    let ended = child.wait_with_output().expect("its end");
+    let err = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(0), "{err}");
+    let words = String::from_utf8_lossy(&ended.stdout);
+    let expected: Vec<String> = (1..=100).map(|number| format!("word{number}")).collect();
+    assert_eq!(words.split_whitespace().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn stop_in_the_middle_of_a_turn_stays_true() {
+    let place = Place::new();
+    let child = streaming(&place, "!words 1000 20");
+    assert_eq!(place.run(&["stop"]).code, Some(0));
+    let ended = child.wait_with_output().expect("its end");
+    assert_eq!(
+        ended.status.code(),
+        Some(130),
+        "{}",
+        String::from_utf8_lossy(&ended.stderr)
+    );
+    assert_eq!(place.run(&["status"]).code, Some(5));
+}
+
+#[test]
+fn stop_ends_what_a_crashed_broker_left() {
+    let place = Place::new();
+    let create = ["chat", "create", "--provider", "scripted", "--lane", "/"];
+    let id = place.run(&create).out.trim().to_owned();
+    assert_eq!(
+        place.run(&["chat", "send", &id, "!emit here\n!hang"]).code,
+        Some(0)
+    );
+    let worker = wait_until("its worker streams", || {
+        let chat = sessions(&place).pop()?;
+        (chat["state"] == "streaming")
+            .then(|| chat["workerPid"].as_u64())
+            .flatten()
+    });
+    kill(Pid::from_raw(broker_pid(&place)), Signal::SIGKILL).expect("a signal");
+    let doctor = place.run(&["doctor"]);
+    assert!(doctor.out.contains(&worker.to_string()), "{}", doctor.out);
+    assert_eq!(place.run(&["stop"]).code, Some(0));
+    let worker = Pid::from_raw(i32::try_from(worker).expect("a pid"));
+    wait_until("the worker is gone", || {
+        kill(worker, None).is_err().then_some(())
+    });
+    assert_eq!(place.run(&["status"]).code, Some(5));
+}
+
 #[test]
 fn h04_forty_commands_at_once_end_up_with_one_broker() {
     let place = Place::new();
