@@ -19,16 +19,6 @@ pub fn timestamp() -> String {
     format!("{:.3}", jiff::Timestamp::now())
 }
 
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn a_timestamp_is_utc_with_milliseconds() {
-        let text = super::timestamp();
-        assert_eq!(text.len(), "2026-01-02T03:04:05.678Z".len(), "{text}");
-        assert!(text.ends_with('Z') && text.as_bytes()[19] == b'.', "{text}");
-    }
-}
-
 /// Milliseconds on the machine's monotonic clock. All processes of one boot see
 /// the same clock, so a number that one of them wrote means something to the
 /// next.
@@ -37,4 +27,14 @@ pub fn monotonic_ms() -> u64 {
     let clock = nix::time::ClockId::CLOCK_MONOTONIC;
     let now = nix::time::clock_gettime(clock).map(std::time::Duration::from);
     now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_timestamp_is_utc_with_milliseconds() {
+        let text = super::timestamp();
+        assert_eq!(text.len(), "2026-01-02T03:04:05.678Z".len(), "{text}");
+        assert!(text.ends_with('Z') && text.as_bytes()[19] == b'.', "{text}");
+    }
 }

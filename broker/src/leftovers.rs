@@ -32,12 +32,10 @@ pub async fn close(
     state: &StateHandle,
     taken_over: &Takeover,
 ) -> Result<usize, LeftoverError> {
-    let is_taken_over = |session: &SessionId| taken_over.legacies.contains_key(session);
     let cards = state.run(crate::state::State::open_cards).await?;
     let turns = state.run(crate::state::State::running_turns).await?;
     for card in cards {
-        let legacy = taken_over.legacies.get(&card.session_id);
-        if legacy.is_some_and(|legacy| legacy.entry.generation == card.generation) {
+        if taken_over.generation(&card.session_id) == Some(card.generation) {
             continue;
         }
         let outcome = CardOutcome::Withdrawn {
@@ -63,7 +61,7 @@ pub async fn close(
     let files = state.run(crate::state::State::sessions).await?;
     let files: Vec<String> = files
         .into_iter()
-        .filter(|row| !is_taken_over(&row.session_id))
+        .filter(|row| taken_over.generation(&row.session_id).is_none())
         .filter_map(|row| row.session_file)
         .collect();
     let freed = tokio::task::spawn_blocking(move || {
@@ -76,14 +74,19 @@ pub async fn close(
     }
     let turns: Vec<_> = turns
         .into_iter()
-        .filter(|turn| !is_taken_over(&turn.session_id))
+        .filter(|turn| !taken_over.goes_on(&turn.session_id))
         .collect();
     let count = turns.len();
     for turn in turns {
         let message = "the broker ended in the middle of this turn and its worker was stopped; \
                        send the message again if you still want it"
             .to_owned();
-        let events = [
+        let mut events = if taken_over.unbegun.contains(&turn.turn_id) {
+            crate::session::beginning(&turn.prompt).into()
+        } else {
+            Vec::new()
+        };
+        events.extend([
             Event::Error {
                 category: ErrorCategory::Exited,
                 message: message.clone(),
@@ -97,7 +100,7 @@ pub async fn close(
                 stop_reason: None,
                 usage: None,
             },
-        ];
+        ]);
         note(
             write(home, &turn.session_id, Some(&turn.turn_id), &events),
             &turn.session_id,

@@ -292,7 +292,10 @@ impl Broker {
                 _ = interrupt.recv() => break,
                 _ = hangup.recv() => tracing::info!("SIGHUP is ignored"),
                 () = self.about.stop.cancelled() => break,
-                () = self.about.handover.cancelled() => return Ok(self.hand_over().await),
+                () = self.about.handover.cancelled() => {
+                    self.hand_over().await;
+                    return Ok(());
+                }
             }
         }
         tracing::info!("the broker stops");

@@ -22,8 +22,9 @@ use std::sync::Arc;
 
 use ade_protocol::action::{Aborted, Sent, SessionInfo, Steered};
 use ade_protocol::card::{Answer, Card};
+use ade_protocol::event::{Event, TurnStatus, Via};
 use ade_protocol::rpc::RpcError;
-use ade_protocol::{Generation, RequestId, TurnId};
+use ade_protocol::{Generation, RequestId, TurnId, WorkerId};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::cards::AnswerError;
@@ -31,7 +32,7 @@ use crate::shared::Shared;
 use crate::state::SessionRow;
 use crate::turn::Failure;
 
-pub use adopt::Legacy;
+pub use adopt::{Legacy, LegacyTurn};
 pub(crate) use escort::free_lease;
 
 /// Commands that may wait for a session. More callers than that wait for room.
@@ -77,6 +78,8 @@ pub(crate) enum Command {
         epoch: u64,
         outcome: Result<Box<start::Started>, Failure>,
     },
+    /// A departing worker has climbed its stop ladder.
+    StopStage { worker: WorkerId, stage: String },
     /// A worker and its tree are gone; these processes survived SIGKILL.
     Gone { survivors: Vec<i32> },
     /// A request was not answered in time.
@@ -84,6 +87,16 @@ pub(crate) enum Command {
         generation: Generation,
         request: RequestId,
     },
+}
+
+/// The events that a turn begins with.
+pub(crate) fn beginning(prompt: &str) -> [Event; 2] {
+    let message = Event::UserMessage {
+        text: prompt.to_owned(),
+        via: Via::Send,
+    };
+    let status = TurnStatus::Started;
+    [message, Event::Status { status }]
 }
 
 /// Requests that go through to the worker as they are.

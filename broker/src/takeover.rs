@@ -1,24 +1,28 @@
 //! Which workers of a broker that is gone are taken over.
 //!
-//! Pure but for reading journals: a worker is taken over when it is proved to
-//! be alive, its session is known, and it is the newest one that the session
-//! has had. Everything else is swept.
+//! A worker is taken over when it is proved to be alive, its session is known,
+//! and it is the newest one that the session has had. Everything else is swept.
+//! A turn whose worker is not there any more goes on with another one when its
+//! message had reached nobody, or was to be sent again anyway.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use ade_leases::process::{Liveness, ProcessIdentity};
-use ade_protocol::{SessionId, WorkerId};
+use ade_protocol::{Generation, SessionId, TurnId, WorkerId};
 
 use crate::home::Home;
 use crate::journal;
-use crate::session::Legacy;
-use crate::state::{State, StateError, StateHandle};
+use crate::session::{Legacy, LegacyTurn};
+use crate::state::{State, StateError, StateHandle, TurnRow};
+use crate::transcript::{self, Standing};
 
 /// What was found of a broker that is gone.
 #[derive(Debug, Default)]
 pub struct Takeover {
     /// By session; at most one worker each.
     pub legacies: BTreeMap<SessionId, Legacy>,
+    /// Running turns of which the transcript knows nothing yet.
+    pub unbegun: BTreeSet<TurnId>,
 }
 
 impl Takeover {
@@ -27,21 +31,40 @@ impl Takeover {
     pub fn workers(&self) -> BTreeSet<WorkerId> {
         self.legacies
             .values()
-            .map(|legacy| legacy.entry.worker_id.clone())
+            .filter_map(|legacy| Some(legacy.worker.as_ref()?.0.worker_id.clone()))
             .collect()
+    }
+
+    /// The generation of the worker that a session gets back.
+    #[must_use]
+    pub fn generation(&self, session: &SessionId) -> Option<Generation> {
+        let (entry, _) = self.legacies.get(session)?.worker.as_ref()?;
+        Some(entry.generation)
+    }
+
+    /// Whether the running turn of a session goes on.
+    #[must_use]
+    pub fn goes_on(&self, session: &SessionId) -> bool {
+        self.legacies
+            .get(session)
+            .is_some_and(|legacy| legacy.turn.is_some())
     }
 }
 
-/// Looks at journals and `state.db`. The caller holds the broker lock.
+/// Looks at journals, `state.db` and the ends of transcripts. The caller holds
+/// the broker lock. A turn whose end is in its transcript is ended in `state.db`.
 ///
 /// # Errors
 /// `state.db` cannot be read. Journals that cannot be read are the sweep's.
 pub async fn find(home: &Home, state: &StateHandle) -> Result<Takeover, StateError> {
     let rows = state.run(State::sessions).await?;
-    let turns = state.run(State::running_turns).await?;
     let cards = state.run(State::open_cards).await?;
     let journals = journal::read_all(home).unwrap_or_default();
     let mut takeover = Takeover::default();
+    let mut turns = running(home, state).await?;
+    for turn in turns.values().filter(|turn| !turn.begun) {
+        takeover.unbegun.insert(turn.row.turn_id.clone());
+    }
     for entry in journals.entries {
         let newest = rows
             .iter()
@@ -54,21 +77,52 @@ pub async fn find(home: &Home, state: &StateHandle) -> Result<Takeover, StateErr
         }
         let session = entry.session_id.clone();
         let legacy = Legacy {
-            turn: turns
-                .iter()
-                .find(|turn| turn.session_id == session)
-                .cloned(),
+            turn: turns.remove(&session),
             cards: cards
                 .iter()
                 .filter(|card| card.session_id == session && card.generation == entry.generation)
                 .cloned()
                 .collect(),
-            identity,
-            entry,
+            worker: Some((entry, identity)),
         };
         takeover.legacies.insert(session, legacy);
     }
+    for (session, turn) in turns {
+        if turn.is_resumable() {
+            let legacy = Legacy {
+                worker: None,
+                turn: Some(turn),
+                cards: Vec::new(),
+            };
+            takeover.legacies.insert(session, legacy);
+        }
+    }
     Ok(takeover)
+}
+
+/// The turns that run, by session.
+async fn running(
+    home: &Home,
+    state: &StateHandle,
+) -> Result<BTreeMap<SessionId, LegacyTurn>, StateError> {
+    let rows: Vec<TurnRow> = state.run(State::running_turns).await?;
+    let mut running = BTreeMap::new();
+    for row in rows {
+        let (path, turn) = (home.transcript(&row.session_id), row.turn_id.clone());
+        let read = tokio::task::spawn_blocking(move || transcript::standing(&path, &turn));
+        // One that can't be read is looked after by its session.
+        let standing = read.await.ok().and_then(Result::ok);
+        if let Some(Standing::Ended(status)) = standing {
+            let (session, turn) = (row.session_id, row.turn_id);
+            state
+                .run(move |state| state.end_turn(&session, &turn, status, None).map(drop))
+                .await?;
+            continue;
+        }
+        let begun = standing != Some(Standing::Absent);
+        running.insert(row.session_id.clone(), LegacyTurn { row, begun });
+    }
+    Ok(running)
 }
 
 fn is_alive(identity: &ProcessIdentity) -> bool {

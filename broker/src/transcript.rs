@@ -35,6 +35,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 pub use read::{Page, read_after};
+pub use scan::{Standing, standing};
 
 use crate::files;
 

@@ -111,6 +111,11 @@ pub enum Input {
     WorkerExited(Generation, Failure),
     /// A worker of a broker that is gone was taken over.
     Adopted(Generation, Adopted),
+    /// The worker of a broker that is gone could not be taken over and is gone.
+    TakeoverFailed(Failure),
+    /// What happens can't be written down any more: the running turn and the
+    /// queue end here and now.
+    Unrecordable(Failure),
     /// An event frame.
     Event(Generation, Option<TurnId>),
     /// A card was opened.
@@ -135,6 +140,18 @@ pub enum Adopted {
         /// Whether a card of it is open.
         card: bool,
     },
+}
+
+/// What is on disk of a turn that a broker that is gone had begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Legacy {
+    /// How often the message went to workers before the one that lives.
+    pub sends: u8,
+    /// Whether it goes to another worker when that one can't be had: it was
+    /// never sent, or it was to be sent again anyway.
+    pub resumable: bool,
+    /// What is left of the watchdog's time.
+    pub left: Duration,
 }
 
 /// What is to be done.
@@ -239,8 +256,8 @@ pub struct Machine {
     worker: Option<Generation>,
     deadline: Option<Mono>,
     first_event: Duration,
-    /// What a broker that is gone had left of the watchdog's time.
-    left: Option<Duration>,
+    /// What a broker that is gone left of the running turn.
+    legacy: Option<Legacy>,
 }
 
 impl Machine {
@@ -255,24 +272,22 @@ impl Machine {
             worker: None,
             deadline: None,
             first_event,
-            left: None,
+            legacy: None,
         }
     }
 
-    /// A session whose turn a broker that is gone had begun. `sends`: how often
-    /// the message was written before; `left`: what is left of the watchdog's
-    /// time.
+    /// A session whose turn a broker that is gone had begun, and whose worker
+    /// lives.
     #[must_use]
     pub fn attaching(
         first_event: Duration,
         (id, prompt): (TurnId, String),
-        sends: u8,
-        left: Duration,
+        legacy: Legacy,
     ) -> Self {
         let running = Running {
             id,
             prompt,
-            sends,
+            sends: legacy.sends,
             seen: false,
             stop_requested: false,
             cause: None,
@@ -280,10 +295,28 @@ impl Machine {
         Self {
             state: State::Attaching,
             running: Some(running),
-            deadline: None,
-            left: Some(left),
+            legacy: Some(legacy),
             ..Self::new(first_event)
         }
+    }
+
+    /// A session whose turn a broker that is gone had begun, and that goes on
+    /// with another worker, which the caller begins to have.
+    #[must_use]
+    pub fn resuming(first_event: Duration, message: (TurnId, String), legacy: Legacy) -> Self {
+        let mut machine = Self::attaching(first_event, message, legacy);
+        machine.resume();
+        machine
+    }
+
+    fn resume(&mut self) {
+        self.legacy = None;
+        let sends = self.running.as_ref().map_or(0, |running| running.sends);
+        self.state = if sends == 0 {
+            State::Starting
+        } else {
+            State::Recovering
+        };
     }
 
     /// Where the turn stands.
@@ -347,6 +380,8 @@ impl Machine {
             Input::Adopted(generation, adopted) => {
                 self.adopted(generation, adopted, now, &mut out);
             }
+            Input::TakeoverFailed(failure) => self.takeover_failed(failure, now, &mut out),
+            Input::Unrecordable(failure) => self.unrecordable(&failure, &mut out),
             Input::Event(generation, turn) => self.seen(generation, turn.as_ref()),
             Input::CardOpened(generation, turn) => self.card_opened(generation, turn.as_ref()),
             Input::CardsSettled(generation) => {
@@ -483,28 +518,79 @@ impl Machine {
         let Some(running) = &mut self.running else {
             return;
         };
-        if self.state != State::Attaching {
-            return;
-        }
-        let left = self.left.take().unwrap_or(self.first_event);
-        match adopted {
-            Adopted::NeverSent if running.stop_requested => self.finish_interrupted(now, out),
-            Adopted::NeverSent => {
-                running.sends = running.sends.saturating_sub(1);
-                self.write(now, out);
-            }
-            Adopted::Has { seen, card } => {
-                running.seen = seen || card;
-                (self.state, self.deadline) = match (card, seen) {
-                    (true, _) => (State::AwaitingCard, None),
-                    (false, true) => (State::Streaming, None),
-                    (false, false) => (State::AwaitingFirstEvent, Some(now + left)),
-                };
-                if running.stop_requested {
-                    self.abort(now, out);
+        let legacy = self.legacy.take();
+        match (self.state, legacy) {
+            // It came while the worker of the last turn was taken over.
+            (State::Starting, _) => self.write(now, out),
+            (State::Attaching, Some(legacy)) => match adopted {
+                Adopted::NeverSent if running.stop_requested => self.finish_interrupted(now, out),
+                Adopted::NeverSent => {
+                    if running.sends > 0 {
+                        let notice = recovery_notice(None);
+                        out.push(Effect::Emit(running.id.clone(), notice));
+                    }
+                    self.write(now, out);
                 }
-            }
+                Adopted::Has { seen, card } => {
+                    running.seen = seen || card;
+                    running.sends += 1;
+                    (self.state, self.deadline) = match (card, seen) {
+                        (true, _) => (State::AwaitingCard, None),
+                        (false, true) => (State::Streaming, None),
+                        (false, false) => (State::AwaitingFirstEvent, Some(now + legacy.left)),
+                    };
+                    if running.stop_requested {
+                        self.abort(now, out);
+                    }
+                }
+            },
+            _ => {}
         }
+    }
+
+    /// A turn whose message reached nobody, or was to be sent again, gets
+    /// another worker; for any other nothing is done on a guess.
+    fn takeover_failed(&mut self, failure: Failure, now: Mono, out: &mut Vec<Effect>) {
+        let resumable = self.legacy.is_some_and(|legacy| legacy.resumable);
+        let Some(running) = &self.running else { return };
+        match self.state {
+            State::Attaching if running.stop_requested => self.finish_interrupted(now, out),
+            State::Attaching if resumable => {
+                self.resume();
+                out.push(Effect::Acquire);
+            }
+            State::Attaching => {
+                self.legacy = None;
+                self.finish_failed(failure, now, out);
+            }
+            State::Starting | State::Recovering => out.push(Effect::Acquire),
+            _ => {}
+        }
+    }
+
+    /// Nothing is begun any more, so what waits ends too.
+    fn unrecordable(&mut self, failure: &Failure, out: &mut Vec<Effect>) {
+        out.push(Effect::Withdraw(Withdrawal::TurnEnded));
+        self.evict(out);
+        let running = self.running.take().map(|running| running.id);
+        let queued = std::mem::take(&mut self.queue)
+            .into_iter()
+            .map(|(id, _)| id);
+        out.extend(
+            running
+                .into_iter()
+                .chain(queued)
+                .map(|turn| Effect::Finish {
+                    turn,
+                    status: TurnStatus::Failed,
+                    stop_reason: None,
+                    usage: None,
+                    failure: Some(failure.clone()),
+                }),
+        );
+        self.legacy = None;
+        self.state = State::Idle;
+        self.deadline = None;
     }
 
     fn worker_failed(&mut self, failure: Failure, now: Mono, out: &mut Vec<Effect>) {

@@ -6,7 +6,7 @@ use ade_protocol::action::SessionInfo;
 use ade_protocol::card::{Card, CardOutcome};
 use ade_protocol::event::{Event, Origin, TurnStatus};
 use ade_protocol::rpc;
-use ade_protocol::{RequestId, Seq, TurnId};
+use ade_protocol::{RequestId, Seq, TurnId, exit};
 use bytes::Bytes;
 use serde_json::value::RawValue;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -27,8 +27,20 @@ use crate::turn::{Effect, Failure, Input, Machine, Mono, State};
 /// Frames that are taken from the link in one go; they share one write.
 const BATCH: usize = 256;
 
+/// How often the end of a turn that is not on disk is tried again.
+const RETRY: std::time::Duration = std::time::Duration::from_secs(5);
+
 /// Answers that may wait for a worker that is being taken over.
 const MAX_DEFERRED: usize = 64;
+
+/// The end of a turn that is not on disk yet.
+pub(super) struct Owed {
+    turn: TurnId,
+    status: TurnStatus,
+    error: Option<String>,
+    /// For the transcript; none: they stand there already.
+    events: Vec<Event>,
+}
 
 /// One session.
 pub(super) struct Actor {
@@ -55,6 +67,12 @@ pub(super) struct Actor {
     rx: mpsc::Receiver<Command>,
     transcript: Transcript,
     outbox: Vec<Item>,
+    /// Ends of turns that are not on disk yet.
+    pub(super) owed: Vec<Owed>,
+    /// When they are tried again.
+    retry_at: Instant,
+    /// What could not be written, until the turn was given up for it.
+    pub(super) broken: Option<Failure>,
     view: watch::Sender<Arc<View>>,
     dirty: bool,
     born: Instant,
@@ -95,6 +113,9 @@ impl Actor {
             rx,
             transcript,
             outbox: Vec::new(),
+            owed: Vec::new(),
+            retry_at: now,
+            broken: None,
             view: watch::Sender::new(Arc::new(View {
                 info: placeholder(&row),
                 cards: Vec::new(),
@@ -106,8 +127,7 @@ impl Actor {
             row,
         };
         if let Some(legacy) = legacy {
-            let taken = actor.transcript.last_origin(legacy.entry.generation);
-            actor.take_over(legacy, first_event, taken);
+            actor.take_over(legacy, first_event);
         }
         actor.publish_view();
         let view = actor.view.subscribe();
@@ -129,6 +149,8 @@ impl Actor {
             .await;
         }
         let mut batch = Vec::with_capacity(BATCH);
+        // What a takeover began with.
+        self.flush();
         loop {
             let deadline = self.next_deadline();
             tokio::select! {
@@ -144,6 +166,9 @@ impl Actor {
                 () = until(deadline) => self.deadline().await,
             }
             self.flush();
+            if let Some(failure) = self.broken.take() {
+                self.give_up(failure).await;
+            }
             self.answer_stops();
             if self.dirty {
                 self.publish_view();
@@ -171,7 +196,8 @@ impl Actor {
         let idle = (self.machine.state() == State::Idle && self.has_idle_worker())
             .then(|| self.idle_since + self.shared.config.timing(&self.row.provider).idle_put_away);
         let leaving = self.worker.as_ref().and_then(|worker| worker.leaving);
-        [turn, idle, leaving].into_iter().flatten().min()
+        let owed = (!self.owed.is_empty()).then_some(self.retry_at);
+        [turn, idle, leaving, owed].into_iter().flatten().min()
     }
 
     fn has_idle_worker(&self) -> bool {
@@ -185,6 +211,8 @@ impl Actor {
         let leaving = self.worker.as_ref().and_then(|worker| worker.leaving);
         if leaving.is_some_and(|until| clock::now() >= until) {
             self.dismiss();
+        } else if !self.owed.is_empty() && clock::now() >= self.retry_at {
+            self.settle_owed().await;
         } else if self.machine.deadline().is_some_and(|at| now >= at) {
             self.input(Input::Tick).await;
         } else if self.machine.state() == State::Idle {
@@ -199,6 +227,10 @@ impl Actor {
         let now = self.now();
         let effects = self.machine.on(input, now);
         for effect in effects {
+            if self.broken.is_some() {
+                // What can't be written down is not done: the turn is given up.
+                break;
+            }
             self.effect(effect).await;
         }
         if self.machine.state() == State::Idle && !was_idle {
@@ -209,7 +241,10 @@ impl Actor {
 
     async fn effect(&mut self, effect: Effect) {
         match effect {
-            Effect::Acquire => self.acquire(),
+            Effect::Acquire => {
+                self.note_recovery().await;
+                self.acquire();
+            }
             Effect::Send {
                 turn,
                 prompt,
@@ -262,16 +297,37 @@ impl Actor {
             .await;
     }
 
+    /// A turn that is to be sent again is so for another broker too.
+    async fn note_recovery(&mut self) {
+        if self.machine.state() != State::Recovering {
+            return;
+        }
+        let Some(turn) = self.machine.turn().cloned() else {
+            return;
+        };
+        let session = self.row.session_id.clone();
+        self.store("note a recovery", move |state| {
+            state.set_turn_state(&session, &turn, super::adopt::RECOVERING)
+        })
+        .await;
+    }
+
     async fn finish(
         &mut self,
         turn: &TurnId,
-        status: TurnStatus,
+        mut status: TurnStatus,
         stop_reason: Option<String>,
         usage: Option<serde_json::Value>,
-        failure: Option<Failure>,
+        mut failure: Option<Failure>,
     ) {
+        if !self.flush() {
+            // Part of it is lost: that is not how a turn completes.
+            status = TurnStatus::Failed;
+            failure = failure.or_else(|| self.broken.clone());
+        }
         self.last_status = Some(status);
         self.last_error = failure.as_ref().map(|failure| failure.message.clone());
+        let mut events = Vec::new();
         if let Some(failure) = failure {
             let detail = match &failure.detail {
                 Some(detail) => format!("kind: {}\n{detail}", failure.kind),
@@ -280,46 +336,73 @@ impl Actor {
             let Failure {
                 category, message, ..
             } = failure;
-            let event = Event::Error {
+            events.push(Event::Error {
                 category,
                 message,
                 detail: Some(detail),
-            };
-            self.emit(Some(turn), &event);
+            });
         } else if status == TurnStatus::Completed {
             self.budget.success();
         }
-        self.emit(Some(turn), &Event::Status { status });
-        self.emit(
-            Some(turn),
-            &Event::Done {
-                status,
-                stop_reason,
-                usage,
-            },
-        );
-        let (session, turn, error) = (
-            self.row.session_id.clone(),
-            turn.clone(),
-            self.last_error.clone(),
-        );
-        self.store("end a turn", move |state| {
-            state
-                .end_turn(&session, &turn, status, error.as_deref())
-                .map(drop)
-        })
-        .await;
+        events.push(Event::Status { status });
+        events.push(Event::Done {
+            status,
+            stop_reason,
+            usage,
+        });
+        self.owed.push(Owed {
+            turn: turn.clone(),
+            status,
+            error: self.last_error.clone(),
+            events,
+        });
+        self.settle_owed().await;
     }
 
-    /// Writes to `state.db`; a failure is told in the chat and the log, and
-    /// costs nothing else: the transcript is what turns are judged by.
-    pub(super) async fn store<F>(&mut self, what: &'static str, change: F)
+    /// Writes the ends of turns: first to the transcript, then to `state.db`. A
+    /// broker that comes between the two finds the end in the transcript. True:
+    /// nothing is owed any more.
+    pub(super) async fn settle_owed(&mut self) -> bool {
+        self.retry_at = clock::now() + RETRY;
+        for owed in std::mem::take(&mut self.owed) {
+            for event in &owed.events {
+                self.emit(Some(&owed.turn), event);
+            }
+            self.owed.push(owed);
+        }
+        if !self.flush() {
+            return false;
+        }
+        for mut owed in std::mem::take(&mut self.owed) {
+            owed.events.clear();
+            let (session, turn) = (self.row.session_id.clone(), owed.turn.clone());
+            let (status, error) = (owed.status, owed.error.clone());
+            let ended = self.shared.state.run(move |state| {
+                state
+                    .end_turn(&session, &turn, status, error.as_deref())
+                    .map(drop)
+            });
+            if let Err(error) = ended.await {
+                tracing::error!(session = %self.row.session_id, %error, "the end of a turn was not noted");
+                self.owed.push(owed);
+            }
+        }
+        self.owed.is_empty()
+    }
+
+    /// Writes to `state.db`. What cannot be written costs the running turn; the
+    /// chat goes on as soon as there is room again.
+    pub(super) async fn store<F>(&mut self, what: &'static str, change: F) -> bool
     where
         F: FnOnce(&crate::state::State) -> Result<(), crate::state::StateError> + Send + 'static,
     {
-        if let Err(error) = self.shared.state.run(change).await {
-            tracing::error!(session = %self.row.session_id, %error, "could not {what}");
-        }
+        let Err(error) = self.shared.state.run(change).await else {
+            return true;
+        };
+        tracing::error!(session = %self.row.session_id, %error, "could not {what}");
+        let failure = unwritten("state", &error, &error.hints());
+        self.broken.get_or_insert(failure);
+        false
     }
 
     /// Stages an event of the broker's own.
@@ -355,55 +438,56 @@ impl Actor {
         self.dirty = true;
     }
 
-    /// Writes what was staged, then publishes and acknowledges it.
-    pub(super) fn flush(&mut self) {
+    /// Writes what was staged, then publishes and acknowledges it. False: it
+    /// could not be written, so nothing of it has happened for anybody else.
+    pub(super) fn flush(&mut self) -> bool {
         if self.outbox.is_empty() {
-            return;
+            return true;
         }
-        let items = std::mem::take(&mut self.outbox);
-        if let Err(error) = self.transcript.commit() {
-            self.transcript_failed(&error);
-            return;
+        let mut items = std::mem::take(&mut self.outbox);
+        let written = self.transcript.commit();
+        if let Err(error) = &written {
+            tracing::error!(session = %self.row.session_id, %error, "the transcript was not written");
+            let failure = unwritten("transcript", error, &error.hints());
+            self.broken.get_or_insert(failure);
+            self.dirty = true;
+            // Cards stand in `state.db`.
+            items.retain(|item| matches!(item, Item::Card(_)));
         }
         let head = self.transcript.last_sequence();
         self.shared.hub.publish(&self.row.session_id, head, &items);
+        if written.is_err() {
+            return false;
+        }
         if let Some(worker) = &mut self.worker {
             worker.acknowledge();
         }
+        true
     }
 
-    /// Nothing is published that is not on disk: the worker is sent away, and
-    /// the turn's end is staged again for when there is room.
-    fn transcript_failed(&mut self, error: &TranscriptError) {
-        tracing::error!(session = %self.row.session_id, %error, "the transcript was not written");
-        self.last_error = Some(error.to_string());
-        self.dirty = true;
+    /// Ends the turn and the queue because something of them could not be
+    /// written down. Their ends are owed until there is room.
+    pub(super) async fn give_up(&mut self, failure: Failure) {
+        self.last_error = Some(failure.message.clone());
         let now = self.now();
-        self.dismiss();
-        let generation = self.machine.worker();
-        let failure = Failure::new(
-            "transcript",
-            ade_protocol::event::ErrorCategory::Unknown,
-            error.to_string(),
-        );
-        let Some(generation) = generation else { return };
-        for effect in self
-            .machine
-            .on(Input::WorkerExited(generation, failure), now)
-        {
-            if let Effect::Finish { turn, status, .. } = effect {
-                self.last_status = Some(status);
-                self.emit(Some(&turn), &Event::Status { status });
-                self.emit(
-                    Some(&turn),
-                    &Event::Done {
-                        status,
-                        stop_reason: None,
-                        usage: None,
-                    },
-                );
-            }
+        for effect in self.machine.on(Input::Unrecordable(failure), now) {
+            self.effect(effect).await;
         }
+        // The same disk is full for what was tried on the way.
+        self.broken = None;
+        self.idle_since = clock::now();
+        self.dirty = true;
+    }
+
+    /// A message that was not written down was never taken.
+    pub(super) async fn refuse_turn(&mut self, turn: &TurnId, failure: Failure) -> rpc::RpcError {
+        let error = rpc::RpcError::failed(&failure.kind, exit::FAILED, failure.message.clone());
+        let hints = failure.detail.clone();
+        self.give_up(failure).await;
+        for owed in self.owed.iter_mut().filter(|owed| owed.turn == *turn) {
+            owed.events.clear();
+        }
+        hints.into_iter().fold(error, rpc::RpcError::hint)
     }
 
     pub(super) async fn card_opened(&mut self, card: Card) {
@@ -488,6 +572,11 @@ impl Actor {
         }
     }
 
+    /// Last event of a generation, when it is the newest one in the transcript.
+    pub(super) fn transcript_origin(&self, generation: ade_protocol::Generation) -> Seq {
+        self.transcript.last_origin(generation)
+    }
+
     /// Last event of the transcript.
     pub(super) fn last_sequence(&self) -> Seq {
         self.transcript.last_sequence()
@@ -505,10 +594,9 @@ impl Actor {
             generation: self.row.generation,
             worker_pid: self.worker.as_ref().map(|worker| worker.process.pid),
             host_pid: self.worker.as_ref().and_then(|worker| worker.host_pid),
-            stop_stage: self
-                .departing
-                .as_ref()
-                .map(|departing| departing.stage.clone()),
+            stop_stage: (self.worker.as_ref())
+                .and_then(|worker| worker.stop_stage.clone())
+                .or_else(|| Some(self.departing.as_ref()?.stage.clone())),
             session_file: self.row.session_file.clone(),
             lease_held: self.worker.as_ref().is_some_and(|worker| worker.lease_held),
             last_sequence: self.transcript.last_sequence(),
@@ -525,6 +613,20 @@ impl Actor {
         cards.extend_from_slice(self.cards.open());
         let view = View { info, cards };
         self.view.send_replace(Arc::new(view));
+    }
+}
+
+/// What a failed write means to a turn.
+fn unwritten(kind: &str, error: &dyn std::error::Error, hints: &[String]) -> Failure {
+    let mut message = error.to_string();
+    if let Some(source) = error.source() {
+        message = format!("{message}: {source}");
+    }
+    let failure = Failure::new(kind, ade_protocol::event::ErrorCategory::Unknown, message);
+    if hints.is_empty() {
+        failure
+    } else {
+        failure.with_detail(hints.join("\n"))
     }
 }
 

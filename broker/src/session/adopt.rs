@@ -40,18 +40,38 @@ const ATTACH: Duration = Duration::from_secs(5);
 /// How often a process is looked at where the kernel cannot tell.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What a broker that is gone left of a session.
+/// What a broker that is gone left of a session. There is a worker, or a turn
+/// that goes on without the one that it had.
 #[derive(Clone, Debug)]
 pub struct Legacy {
-    /// Its worker, which is alive.
-    pub entry: Entry,
-    /// The worker's proved identity.
-    pub identity: ProcessIdentity,
+    /// Its worker, which is alive: the journal and the proved identity.
+    pub worker: Option<(Entry, ProcessIdentity)>,
     /// Its running turn.
-    pub turn: Option<TurnRow>,
+    pub turn: Option<LegacyTurn>,
     /// Its open cards.
     pub cards: Vec<Card>,
 }
+
+/// A turn that a broker that is gone left running.
+#[derive(Clone, Debug)]
+pub struct LegacyTurn {
+    /// What `state.db` knows of it.
+    pub row: TurnRow,
+    /// Whether the transcript knows of it.
+    pub begun: bool,
+}
+
+impl LegacyTurn {
+    /// Whether another worker may get the message without asking: it was never
+    /// sent, or nothing of it had been seen and it was about to be sent again.
+    #[must_use]
+    pub fn is_resumable(&self) -> bool {
+        self.row.sends == 0 || self.row.state == RECOVERING
+    }
+}
+
+/// State of a turn, in `state.db`, whose worker is being replaced.
+pub(super) const RECOVERING: &str = "recovering";
 
 /// What a worker told that was taken over.
 #[derive(Debug)]

@@ -22,8 +22,7 @@ impl Actor {
                 retry,
                 reply,
             } => {
-                let sent = self.send(prompt, retry).await;
-                self.flush();
+                let sent = self.take(prompt, retry).await;
                 let _ = reply.send(sent);
             }
             Command::Steer { prompt, reply } => self.steer(prompt, reply).await,
@@ -63,11 +62,22 @@ impl Actor {
                 let _ = reply.send(result);
             }
             Command::Started { epoch, outcome } => self.started(epoch, outcome).await,
+            Command::StopStage { worker, stage } => self.climbed(&worker, stage),
             Command::Gone { survivors } => self.gone(&survivors),
             Command::Overdue {
                 generation,
                 request,
             } => self.overdue(generation, &request).await,
+        }
+    }
+
+    /// Takes a message, once it is written down.
+    async fn take(&mut self, prompt: String, retry: bool) -> Result<Sent, RpcError> {
+        let sent = self.send(prompt, retry).await?;
+        self.flush();
+        match self.broken.take() {
+            None => Ok(sent),
+            Some(failure) => Err(self.refuse_turn(&sent.turn_id, failure).await),
         }
     }
 
@@ -86,6 +96,15 @@ impl Actor {
             let message = format!("{} messages wait already", self.machine.queued());
             return Err(RpcError::failed("queue_full", exit::FAILED, message)
                 .hint("wait for the running turn, or end it with `ade chat abort`"));
+        }
+        if !self.owed.is_empty() && !self.settle_owed().await {
+            let failure = self.broken.take();
+            let why = failure.map_or_else(
+                || "the end of the last turn could not be written".to_owned(),
+                |failure| failure.message,
+            );
+            return Err(RpcError::failed("transcript", exit::FAILED, why)
+                .hint("make room on the disk that ADE_HOME is on"));
         }
         let after = self.last_sequence();
         let turn_id = TurnId::generate();
@@ -116,12 +135,11 @@ impl Actor {
             self.steer_worker(prompt, reply);
             return;
         }
-        let queued = self.send(prompt, false).await;
+        let queued = self.take(prompt, false).await;
         let steered = queued.map(|sent| Steered {
             outcome: SteerOutcome::Queued,
             turn_id: Some(sent.turn_id),
         });
-        self.flush();
         let _ = reply.send(steered);
     }
 
@@ -292,6 +310,8 @@ impl Actor {
                     lease_held: worker.lease_held,
                 };
                 progress.note(&lifecycle);
+                let stage = worker::stop_stage(&lifecycle);
+                worker.stop_stage = stage.or(worker.stop_stage.take());
                 worker.host_pid = progress.host_pid;
                 worker.lease_held = progress.lease_held;
                 self.touch();
@@ -302,7 +322,7 @@ impl Actor {
             }
             FromWorker::Ready(_) => {
                 self.lost("the worker sent `ready` that nobody asked for")
-                    .await
+                    .await;
             }
             // A second hello on a connection, and host frames on this hop, say
             // nothing that is needed here.

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use ade_protocol::card::{Answer, Card, CardOutcome, Withdrawal};
 use ade_protocol::frame::{
-    Abort, Ack, Attach, Compact, Empty, Recovery, Request, Send, SetModel, SetThinking, ToWorker,
-    UiResponse, code,
+    Abort, Ack, Attach, Compact, Empty, FromWorker, Lifecycle, Recovery, Request, Send, SetModel,
+    SetThinking, ToWorker, UiResponse, code,
 };
-use ade_protocol::{Generation, RequestId, Seq, TurnId};
+use ade_protocol::{Generation, RequestId, Seq, TurnId, WorkerId};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -18,10 +18,10 @@ use super::actor::Actor;
 use super::adopt::{self, Adoption, Resumed};
 use super::escort::{Escort, Process};
 use super::start::{self, Plan, Started};
-use super::{Ask, Command, Legacy, Reply};
+use super::{Ask, Command, Legacy, LegacyTurn, Reply};
 use crate::budget::Start;
 use crate::clock;
-use crate::link::{Connection, Link};
+use crate::link::{Connection, Link, LinkIn};
 use crate::turn::{Adopted, Ending, Failure, Input, Machine};
 use ade_protocol::event::ErrorCategory;
 use ade_protocol::rpc::RpcError;
@@ -49,6 +49,8 @@ pub(super) struct Worker {
     pub(super) can_steer: bool,
     /// It was asked to end; until then it is listened to.
     pub(super) leaving: Option<Instant>,
+    /// Where it stands on its stop ladder.
+    pub(super) stop_stage: Option<String>,
     /// What the worker said of its host's end, for when it ends itself.
     pub(super) told: Option<Failure>,
     pub(super) pending: HashMap<RequestId, Pending>,
@@ -78,6 +80,8 @@ pub(super) enum Pending {
 pub(super) struct Starting {
     pub(super) epoch: u64,
     cancel: CancellationToken,
+    /// The worker of a broker that is gone is taken over.
+    takeover: bool,
 }
 
 /// How a worker is seen off.
@@ -93,6 +97,7 @@ pub(super) enum Leave {
 
 /// A worker on its way out.
 pub(super) struct Departing {
+    worker: WorkerId,
     pub(super) stage: String,
     pub(super) gone: watch::Receiver<bool>,
 }
@@ -109,6 +114,7 @@ impl Worker {
             lease_held: started.lease_held,
             can_steer: started.ready.capabilities.steer,
             leaving: None,
+            stop_stage: None,
             told: None,
             pending: HashMap::new(),
             taken: Seq(0),
@@ -147,6 +153,7 @@ impl Actor {
         self.starting = Some(Starting {
             epoch: self.epoch,
             cancel: cancel.clone(),
+            takeover: false,
         });
         let (epoch, tx) = (self.epoch, self.tx.clone());
         let start = self.budget.start(self.now());
@@ -172,14 +179,33 @@ impl Actor {
         });
     }
 
-    /// Begins to take over the worker of a broker that is gone.
-    pub(super) fn take_over(&mut self, legacy: Legacy, first_event: Duration, taken: Seq) {
+    /// Goes on with what a broker that is gone left: its turn, and its worker
+    /// where that lives.
+    pub(super) fn take_over(&mut self, legacy: Legacy, first_event: Duration) {
         let Legacy {
-            entry,
-            identity,
+            worker,
             turn,
             cards,
         } = legacy;
+        let living = worker.as_ref().map(|(entry, _)| entry.generation);
+        if let Some(turn) = &turn {
+            if !turn.begun {
+                for event in super::beginning(&turn.row.prompt) {
+                    self.emit(Some(&turn.row.turn_id), &event);
+                }
+            }
+            let message = (turn.row.turn_id.clone(), turn.row.prompt.clone());
+            let legacy = legacy_turn(turn, living, first_event);
+            self.machine = match living {
+                Some(_) => Machine::attaching(first_event, message, legacy),
+                None => Machine::resuming(first_event, message, legacy),
+            };
+        }
+        let Some((entry, identity)) = worker else {
+            self.acquire();
+            return;
+        };
+        let taken = self.transcript_origin(entry.generation);
         // The limit may be lower than before; nobody is sent away for that.
         let workers = &self.shared.workers;
         let place = match Arc::clone(workers).try_acquire_owned() {
@@ -199,19 +225,13 @@ impl Actor {
         self.shared
             .registry
             .set_pid(&entry.worker_id, identity.pid.get());
-        if let Some(turn) = turn {
-            let passed = crate::clock::monotonic_ms().saturating_sub(turn.armed_at_ms);
-            let left = first_event.saturating_sub(Duration::from_millis(passed));
-            let sends = u8::try_from(turn.sends).unwrap_or(u8::MAX);
-            let message = (turn.turn_id, turn.prompt);
-            self.machine = Machine::attaching(first_event, message, sends, left);
-        }
         self.legacy_cards = cards;
         self.epoch += 1;
         let cancel = CancellationToken::new();
         self.starting = Some(Starting {
             epoch: self.epoch,
             cancel: cancel.clone(),
+            takeover: true,
         });
         let (epoch, tx) = (self.epoch, self.tx.clone());
         let adoption = Adoption {
@@ -251,7 +271,8 @@ impl Actor {
         let adopted = if turn.is_some() && resumed.last == turn {
             Adopted::Has {
                 seen: resumed.seen,
-                card: !self.cards.open().is_empty(),
+                // Those that nobody here knows yet are told next.
+                card: !resumed.open_cards.is_empty(),
             }
         } else {
             Adopted::NeverSent
@@ -292,7 +313,7 @@ impl Actor {
             self.acquire_if_wanted();
             return;
         }
-        self.starting = None;
+        let takeover = self.starting.take().is_some_and(|start| start.takeover);
         match outcome {
             Ok(started) => {
                 let generation = started.generation;
@@ -304,8 +325,11 @@ impl Actor {
                     None => self.input(Input::WorkerReady(generation)).await,
                 }
             }
-            Err(failure) => {
+            Err(failure) if takeover => {
                 self.settle_legacy_cards(&BTreeSet::new()).await;
+                self.input(Input::TakeoverFailed(failure)).await;
+            }
+            Err(failure) => {
                 if failure.category == ErrorCategory::Exited && failure.kind != BUDGET {
                     let now = self.now();
                     self.budget.death(now);
@@ -378,11 +402,15 @@ impl Actor {
         );
         // On disk before it is sent: a new broker must never send it again.
         let armed = crate::clock::monotonic_ms();
-        self.store("note a send", move |state| {
-            state.update_turn(&session, &id, generation, sends, "sent")?;
-            state.set_armed(&session, &id, armed)
-        })
-        .await;
+        let noted = self
+            .store("note a send", move |state| {
+                state.update_turn(&session, &id, generation, sends, "sent")?;
+                state.set_armed(&session, &id, armed)
+            })
+            .await;
+        if !noted {
+            return;
+        }
         let body = Send {
             turn_id: turn.clone(),
             prompt: prompt.to_owned(),
@@ -647,8 +675,10 @@ impl Actor {
     pub(super) fn see_off(&mut self, mut worker: Worker, leave: Leave) {
         fail_pending(&mut worker);
         let (gone_tx, gone) = watch::channel(false);
+        let id = worker.process.worker_id.clone();
         self.departing = Some(Departing {
-            stage: "dispose".into(),
+            worker: id.clone(),
+            stage: worker.stop_stage.take().unwrap_or_else(|| "dispose".into()),
             gone,
         });
         let timing = self.shared.config.worker_timing(&self.row.provider);
@@ -681,7 +711,7 @@ impl Actor {
                 (_, true) => {
                     // The link is drained, so that the worker is never held up
                     // by its own events on the way out.
-                    let drain = tokio::spawn(drain(link));
+                    let drain = tokio::spawn(drain(link, id, tx.clone()));
                     let survivors = escort.farewell().await;
                     drain.abort();
                     survivors
@@ -692,6 +722,16 @@ impl Actor {
             gone_tx.send_replace(true);
             report(&tx, Command::Gone { survivors }).await;
         });
+    }
+
+    /// A departing worker has climbed its ladder.
+    pub(super) fn climbed(&mut self, worker: &WorkerId, stage: String) {
+        if let Some(departing) = &mut self.departing
+            && departing.worker == *worker
+        {
+            departing.stage = stage;
+            self.touch();
+        }
     }
 
     /// A departing worker and its tree are gone.
@@ -749,6 +789,25 @@ impl Actor {
     }
 }
 
+/// What the machine must know of a turn of another broker. `living`: the
+/// generation of the worker that is taken over.
+fn legacy_turn(
+    turn: &LegacyTurn,
+    living: Option<Generation>,
+    first_event: Duration,
+) -> crate::turn::Legacy {
+    let row = &turn.row;
+    let sends = u8::try_from(row.sends).unwrap_or(u8::MAX);
+    // Noted before it was written: whether that worker got it, it will tell.
+    let to_this_one = living == Some(row.generation) && sends > 0;
+    let passed = crate::clock::monotonic_ms().saturating_sub(row.armed_at_ms);
+    crate::turn::Legacy {
+        sends: sends - u8::from(to_this_one),
+        resumable: turn.is_resumable(),
+        left: first_event.saturating_sub(Duration::from_millis(passed)),
+    }
+}
+
 fn send_id(turn: &TurnId) -> RequestId {
     RequestId::from(turn.as_str())
 }
@@ -771,8 +830,23 @@ async fn report(tx: &mpsc::WeakSender<Command>, command: Command) {
     }
 }
 
-async fn drain(mut link: Link) {
-    while link.incoming.recv().await.is_some() {}
+/// Takes what a worker says on its way out; only the stage is of interest.
+async fn drain(mut link: Link, worker: WorkerId, tx: mpsc::WeakSender<Command>) {
+    while let Some(said) = link.incoming.recv().await {
+        if let LinkIn::Frame(frame) = said
+            && let FromWorker::Lifecycle(lifecycle) = *frame
+            && let Some(stage) = stop_stage(&lifecycle)
+        {
+            let worker = worker.clone();
+            report(&tx, Command::StopStage { worker, stage }).await;
+        }
+    }
+}
+
+/// The stage of the stop ladder that a worker tells of.
+pub(super) fn stop_stage(lifecycle: &Lifecycle) -> Option<String> {
+    let stage = lifecycle.detail.as_ref()?.get("stage")?.as_str()?;
+    (lifecycle.event == "stopping").then(|| stage.to_owned())
 }
 
 /// Whoever waits for a response of this worker will not get one.

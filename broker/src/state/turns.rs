@@ -83,6 +83,21 @@ impl State {
         self.execute("update a turn", sql, values).map(drop)
     }
 
+    /// Writes where the running turn stands, and nothing else.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn set_turn_state(
+        &self,
+        session: &SessionId,
+        turn: &TurnId,
+        state: &str,
+    ) -> Result<(), StateError> {
+        let sql = "UPDATE turns SET state = ?3 WHERE session_id = ?1 AND turn_id = ?2";
+        let values = params![session.as_str(), turn.as_str(), state];
+        self.execute("update a turn", sql, values).map(drop)
+    }
+
     /// Writes when the running turn's message was written.
     ///
     /// # Errors

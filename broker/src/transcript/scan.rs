@@ -1,9 +1,14 @@
 //! Finding the end of a transcript, from the end.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+
+use ade_protocol::TurnId;
+use ade_protocol::event::TurnStatus;
+use serde::Deserialize;
 
 use super::{Head, MAX_ENVELOPE, Place};
 
@@ -58,6 +63,68 @@ pub(super) fn end(path: &Path) -> io::Result<End> {
         }
     }
     Ok(end)
+}
+
+/// What a transcript holds of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing.
+    Absent,
+    /// Its beginning, not its end.
+    Begun,
+    /// Its one terminal event.
+    Ended(TurnStatus),
+}
+
+/// What of a line tells how a turn stands.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Line<'a> {
+    #[serde(borrow)]
+    turn_id: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    event: Peek<'a>,
+}
+
+#[derive(Deserialize)]
+struct Peek<'a> {
+    #[serde(rename = "type", borrow)]
+    kind: Cow<'a, str>,
+    #[serde(default)]
+    status: Option<TurnStatus>,
+}
+
+/// How the last turn of a session stands in its transcript. Reads from the end
+/// until something of the turn, or the end of an earlier one, was seen.
+///
+/// # Errors
+/// The file is there and cannot be read.
+pub fn standing(path: &Path, turn: &TurnId) -> io::Result<Standing> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Standing::Absent),
+        Err(error) => return Err(error),
+    };
+    let length = file.metadata()?.len();
+    let mut lines = Backward::new(&file, length);
+    while let Some(line) = lines.next()? {
+        let line = line.and_then(|line| serde_json::from_slice::<Line<'_>>(line).ok());
+        let Some(Line {
+            turn_id: Some(of),
+            event,
+        }) = line
+        else {
+            continue;
+        };
+        let done = event.kind == "done";
+        match (of == turn.as_str(), event.status) {
+            (true, Some(status)) if done => return Ok(Standing::Ended(status)),
+            (true, _) => return Ok(Standing::Begun),
+            (false, _) if done => return Ok(Standing::Absent),
+            (false, _) => {}
+        }
+    }
+    Ok(Standing::Absent)
 }
 
 /// The lines of a file, last one first.

@@ -211,9 +211,14 @@ fn queued_messages_run_in_order_and_end_with_a_stop() {
 
 #[test]
 fn a_turn_that_was_taken_over_goes_on() {
-    let attach = |sends| {
+    let attach = |sends, resumable| {
         let left = Duration::from_secs(30);
-        let machine = Machine::attaching(FIRST_EVENT, (id("a"), "prompt a".into()), sends, left);
+        let legacy = Legacy {
+            sends,
+            resumable,
+            left,
+        };
+        let machine = Machine::attaching(FIRST_EVENT, (id("a"), "prompt a".into()), legacy);
         Rig {
             machine,
             generation: 4,
@@ -222,7 +227,7 @@ fn a_turn_that_was_taken_over_goes_on() {
     };
     let generation = Generation(4);
 
-    let mut rig = attach(1);
+    let mut rig = attach(0, false);
     rig.on(Input::Adopted(
         generation,
         Adopted::Has {
@@ -233,7 +238,7 @@ fn a_turn_that_was_taken_over_goes_on() {
     assert!(rig.pass(29).is_empty(), "what was left of the time is kept");
     assert!(rig.pass(1).contains(&Effect::Poison));
 
-    let mut rig = attach(1);
+    let mut rig = attach(0, false);
     rig.on(Input::Adopted(
         generation,
         Adopted::Has {
@@ -246,11 +251,11 @@ fn a_turn_that_was_taken_over_goes_on() {
     assert_eq!(rig.ends("a"), [TurnStatus::Completed]);
     assert_eq!(rig.sends("a"), 0);
 
-    let mut rig = attach(1);
+    let mut rig = attach(0, false);
     rig.on(Input::Adopted(generation, Adopted::NeverSent));
     assert_eq!(rig.sends("a"), 1, "it is sent for the first time");
 
-    let mut rig = attach(1);
+    let mut rig = attach(0, false);
     rig.on(Input::Abort);
     let effects = rig.on(Input::Adopted(
         generation,
@@ -261,14 +266,58 @@ fn a_turn_that_was_taken_over_goes_on() {
     ));
     assert!(effects.contains(&Effect::Abort(id("a"))));
 
-    let mut rig = attach(1);
-    rig.on(Input::WorkerFailed(fail(ErrorCategory::Exited)));
+    let mut rig = attach(0, false);
+    rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
     assert_eq!(
         rig.ends("a"),
         [TurnStatus::Failed],
         "nothing is sent again on a guess"
     );
     assert_eq!(rig.sends("a"), 0);
+
+    let mut rig = attach(0, true);
+    let effects = rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
+    assert_eq!(effects, [Effect::Acquire], "it was never sent");
+    rig.ready();
+    assert_eq!(rig.sends("a"), 1);
+
+    // The recovery that the last broker had begun is finished, and is the last.
+    let mut rig = attach(1, true);
+    let effects = rig.on(Input::Adopted(generation, Adopted::NeverSent));
+    assert!(matches!(
+        &effects[..],
+        [Effect::Emit(..), Effect::Send { recovery: true, .. }]
+    ));
+    rig.pass(1000);
+    assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
+    assert_eq!(rig.sends("a"), 1);
+}
+
+#[test]
+fn a_message_during_a_takeover_is_written_to_the_worker_that_was_taken_over() {
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.on(Input::Adopted(Generation(1), Adopted::NeverSent));
+    assert_eq!(rig.sends("a"), 1);
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    let effects = rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
+    assert_eq!(effects, [Effect::Acquire]);
+}
+
+#[test]
+fn what_can_no_longer_be_written_down_ends_everything_at_once() {
+    let mut rig = Rig::new();
+    for turn in ["a", "b"] {
+        rig.on(send(turn));
+    }
+    rig.ready();
+    let effects = rig.on(Input::Unrecordable(fail(ErrorCategory::Unknown)));
+    assert!(effects.contains(&Effect::Poison) && !effects.contains(&Effect::Acquire));
+    for turn in ["a", "b"] {
+        assert_eq!(rig.ends(turn), [TurnStatus::Failed], "{turn}");
+    }
+    assert_eq!(rig.machine.state(), State::Idle);
 }
 
 /// Runs every sequence of up to seven inputs from a small alphabet and checks
@@ -325,7 +374,7 @@ fn step(rig: &mut Rig, choice: usize, depth: usize) -> bool {
             drop(rig.on(Input::Ended(generation, turn, failed)));
         }
         6 => drop(rig.on(Input::WorkerExited(generation, fail(ErrorCategory::Exited)))),
-        7 => drop(rig.on(if depth % 2 == 0 {
+        7 => drop(rig.on(if depth.is_multiple_of(2) {
             Input::Abort
         } else {
             Input::Stop
