@@ -105,7 +105,7 @@ pub enum OwnerError {
         damage: Damage,
     },
     /// It belongs to somebody else.
-    #[error("the session of {path} belongs to {kind} {id}; fork it, or claim it by force", path = path.display(), id = printable(id))]
+    #[error("the session of the owner file {path} belongs to {kind} {id}; fork it, or claim it by force", path = path.display(), id = printable(id))]
     Owned {
         /// The owner file.
         path: PathBuf,

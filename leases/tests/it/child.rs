@@ -17,43 +17,46 @@ const FAULTS: &str = "ADE_LEASES_TEST_FAULTS";
 
 /// A seam that fails at the steps before they are made.
 pub(crate) fn faults(at: Vec<(Step, i32)>) -> Seam {
-    Seam::new(move |step, moment| {
-        let fault = at
-            .iter()
-            .find(|(wanted, _)| *wanted == step && moment == Moment::Before);
-        fault.map_or(Ok(()), |(_, errno)| {
-            Err(io::Error::from_raw_os_error(*errno))
-        })
-    })
+    Seam::new(move |step, moment| fail(&at, step, moment))
 }
 
 fn seam_of_env() -> Seam {
-    if let Ok(die) = std::env::var(DIE) {
+    let die = std::env::var(DIE).ok().map(|die| {
         let (step, moment) = die.split_once(':').expect("Step:Moment");
-        let wanted = Step::parse(step).expect("a step");
-        let wanted_moment = if moment == "Before" {
+        let before = moment == "Before";
+        let moment = if before {
             Moment::Before
         } else {
             Moment::After
         };
-        return Seam::new(move |step, moment| {
-            if step == wanted && moment == wanted_moment {
-                kill(nix::unistd::getpid(), Signal::SIGKILL).expect("ourselves");
-            }
-            Ok(())
-        });
-    }
-    let Ok(list) = std::env::var(FAULTS) else {
-        return Seam::default();
-    };
+        (Step::parse(step).expect("a step"), moment)
+    });
+    let list = std::env::var(FAULTS).unwrap_or_default();
     let parse = |fault: &str| {
         let (step, errno) = fault.split_once(':').expect("Step:errno");
-        (
-            Step::parse(step).expect("a step"),
-            errno.parse().expect("an errno"),
-        )
+        let errno: i32 = errno.parse().expect("an errno");
+        (Step::parse(step).expect("a step"), errno)
     };
-    faults(list.split(',').map(parse).collect())
+    let at: Vec<_> = list
+        .split(',')
+        .filter(|fault| !fault.is_empty())
+        .map(parse)
+        .collect();
+    Seam::new(move |step, moment| {
+        if die == Some((step, moment)) {
+            kill(nix::unistd::getpid(), Signal::SIGKILL).expect("ourselves");
+        }
+        fail(&at, step, moment)
+    })
+}
+
+fn fail(at: &[(Step, i32)], step: Step, moment: Moment) -> io::Result<()> {
+    let fault = at
+        .iter()
+        .find(|(wanted, _)| *wanted == step && moment == Moment::Before);
+    fault.map_or(Ok(()), |(_, errno)| {
+        Err(io::Error::from_raw_os_error(*errno))
+    })
 }
 
 fn take(session: &Path, wait: Option<Duration>) -> Result<Lease, AcquireError> {
@@ -142,8 +145,8 @@ pub(crate) fn with_faults(mut command: Command, faults: &str) -> Command {
 
 /// Runs the second process until it kills itself at a step; `false` when it
 /// came to its end, so the step was not on the way.
-pub(crate) fn dies_at(mode: &str, session: &Path, step: Step, moment: Moment) -> bool {
-    let mut command = command(mode, session);
+pub(crate) fn dies_at(session: &Path, faults: &str, step: Step, moment: Moment) -> bool {
+    let mut command = with_faults(command("try", session), faults);
     command
         .env(DIE, format!("{step:?}:{moment:?}"))
         .stdin(Stdio::null());
