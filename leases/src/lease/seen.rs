@@ -66,7 +66,7 @@ pub(crate) fn see(place: &Place, name: &OsStr) -> io::Result<Seen> {
     } else {
         Record::parse(&bytes)
     };
-    let young = is_young(stat.st_mtime as _);
+    let young = is_young(stat.st_mtime as _, stat.st_mtime_nsec as _);
     let facts = facts(record.as_ref(), kernel_lock, young);
     let verdict = verdict(&facts);
     Ok(Seen::File(SeenFile {
@@ -129,11 +129,11 @@ fn probe(file: &File) -> KernelLock {
     }
 }
 
-fn is_young(mtime: i64) -> bool {
+fn is_young(secs: i64, nanos: u32) -> bool {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
-    let written = Duration::from_secs(mtime.max(0).unsigned_abs());
+    let written = Duration::new(secs.max(0).unsigned_abs(), nanos);
     // A time in the future is a clock that was wrong, not a file in the making.
     now.abs_diff(written) <= YOUNG
 }

@@ -116,11 +116,16 @@ pub(super) fn parse_stat(line: &[u8]) -> Option<ProcessEntry> {
     let name = String::from_utf8_lossy(line.get(open + 1..close)?).into_owned();
     let rest = std::str::from_utf8(line.get(close + 1..)?).ok()?;
     let mut fields = rest.split_ascii_whitespace();
-    let state = fields.next()?.chars().next()?;
+    let mut state = fields.next()?.chars().next()?;
     let ppid = fields.next()?.parse().ok()?;
     let pgid = fields.next()?.parse().ok()?;
     let session = fields.next()?.parse().ok()?;
-    let start_ticks = fields.nth(15)?.parse().ok()?;
+    let threads: u32 = fields.nth(13)?.parse().ok()?;
+    let start_ticks = fields.nth(1)?.parse().ok()?;
+    // A process whose first thread has ended shows that thread's state.
+    if state == 'Z' && threads > 1 {
+        state = 'S';
+    }
     Some(ProcessEntry {
         pid: Pid::from_usable(pid)?,
         ppid,
@@ -222,6 +227,14 @@ mod tests {
             ('S', 17, 18, 19)
         );
         assert_eq!(entry.start_ticks, 123_456);
+        let text = String::from_utf8_lossy(line);
+        let threads = |n: &str| {
+            let line = text
+                .replace(") S 17", ") Z 17")
+                .replace("20 0 1 0", &format!("20 0 {n} 0"));
+            parse_stat(line.as_bytes()).expect("a stat line").state
+        };
+        assert_eq!((threads("1"), threads("3")), ('Z', 'S'));
         assert_eq!(parse_stat(b"12 (x) S 1"), None);
         assert_eq!(parse_stat(b""), None);
     }
