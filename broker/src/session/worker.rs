@@ -1,13 +1,13 @@
 //! The actor's worker: having one, telling it things, sending it away.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ade_protocol::card::{Answer, Card, CardOutcome, Withdrawal};
 use ade_protocol::frame::{
-    Abort, Ack, Attach, Compact, Empty, FromWorker, Lifecycle, Recovery, Request, Send, SetModel,
-    SetThinking, ToWorker, UiResponse, code,
+    Abort, Ack, Attach, Compact, Empty, FromWorker, Lifecycle, Ready, Recovery, Request, Send,
+    SetModel, SetThinking, ToWorker, UiResponse, code,
 };
 use ade_protocol::{Generation, RequestId, Seq, TurnId, WorkerId};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
@@ -23,7 +23,7 @@ use crate::budget::Start;
 use crate::clock;
 use crate::link::{Connection, Link, LinkIn};
 use crate::turn::{Adopted, Ending, Failure, Input, Machine};
-use ade_protocol::event::ErrorCategory;
+use ade_protocol::event::{ErrorCategory, Event, NoticeLevel};
 use ade_protocol::rpc::RpcError;
 
 /// Bounds of requests to a worker, from the contract's table; the worker's own
@@ -35,6 +35,9 @@ mod bound {
     pub(super) const SET_MODEL: Duration = Duration::from_secs(31);
     pub(super) const SET_THINKING: Duration = Duration::from_secs(16);
 }
+
+/// Answers that are kept: as many as cards may be open.
+const MAX_ANSWERS: usize = crate::cards::MAX_OPEN;
 
 /// A worker in use.
 pub(super) struct Worker {
@@ -54,6 +57,9 @@ pub(super) struct Worker {
     /// What the worker said of its host's end, for when it ends itself.
     pub(super) told: Option<Failure>,
     pub(super) pending: HashMap<RequestId, Pending>,
+    /// Answers to cards of the running turn. A worker that comes back asks
+    /// again when one did not reach it. At most [`MAX_ANSWERS`].
+    answers: VecDeque<UiResponse>,
     /// Last event that was taken from the link.
     pub(super) taken: Seq,
     acked: Seq,
@@ -117,6 +123,7 @@ impl Worker {
             stop_stage: None,
             told: None,
             pending: HashMap::new(),
+            answers: VecDeque::new(),
             taken: Seq(0),
             acked: Seq(0),
             place: started.place,
@@ -362,6 +369,8 @@ impl Actor {
 
     async fn adopt(&mut self, started: Started) {
         let ready = started.ready.clone();
+        // Of one that is taken over the same was told when it started.
+        let known = started.resumed.is_some();
         self.row.generation = started.generation;
         self.row.session_file = ready.session_file.clone().or(self.row.session_file.take());
         self.row.provider_session_id = ready
@@ -381,11 +390,23 @@ impl Actor {
             state.set_session_file(&row.session_id, file, id)
         })
         .await;
-        for tool in ready.ungateable_tools {
-            let message =
-                format!("The tool {tool} was withheld: this agent's version cannot gate it.");
-            let level = ade_protocol::event::NoticeLevel::Warn;
-            self.emit(None, &ade_protocol::event::Event::Notice { level, message });
+        if !known {
+            self.tell_what_is_missing(&ready);
+        }
+    }
+
+    /// A worker can be ready and lack something that the user counts on.
+    fn tell_what_is_missing(&mut self, ready: &Ready) {
+        let withheld = ready.ungateable_tools.iter().map(|tool| {
+            format!("The tool {tool} was withheld: this agent's version cannot gate it.")
+        });
+        let extensions = ready
+            .extensions_error
+            .iter()
+            .map(|error| format!("The agent runs without some of its extensions: {error}"));
+        for message in withheld.chain(extensions) {
+            let level = NoticeLevel::Warn;
+            self.emit(None, &Event::Notice { level, message });
         }
     }
 
@@ -460,7 +481,9 @@ impl Actor {
                 why: Withdrawal::Cancelled | Withdrawal::WorkerGone
             }
         );
-        let Some(worker) = &self.worker else { return };
+        let Some(worker) = &mut self.worker else {
+            return;
+        };
         if settled_below || worker.generation != card.generation {
             return;
         }
@@ -479,8 +502,29 @@ impl Actor {
             value,
             error,
         };
+        if worker.answers.len() == MAX_ANSWERS {
+            worker.answers.pop_front();
+        }
+        worker.answers.push_back(frame.clone());
         if !worker.link.send(&ToWorker::UiResponse(frame)) {
             tracing::warn!(session = %self.row.session_id, "an answer did not reach the worker");
+        }
+    }
+
+    /// Says an answer again to a worker that asks again. False: there was none.
+    pub(super) fn answer_again(&self, card: &RequestId) -> bool {
+        let Some(worker) = &self.worker else {
+            return false;
+        };
+        let answer = worker.answers.iter().find(|said| said.request_id == *card);
+        // The first of two is the one that counts there too.
+        answer.is_some_and(|answer| worker.link.send(&ToWorker::UiResponse(answer.clone())))
+    }
+
+    /// No card of a turn that has ended asks again.
+    pub(super) fn forget_answers(&mut self) {
+        if let Some(worker) = &mut self.worker {
+            worker.answers.clear();
         }
     }
 
