@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use ade_protocol::action::{
-    ACTIONS, BrokerStatus, CardAnswer, CardAnswered, ChatAbort, ChatCompact, ChatCreate, ChatModel,
-    ChatRef, ChatSend, ChatShow, ChatShown, ChatSteer, ChatThinking, Nothing, ProviderList, Role,
-    SessionInfo, SessionList, name,
+    ACTIONS, BrokerStatus, CardAnswer, CardAnswered, ChatAbort, ChatCompact, ChatCreate,
+    ChatInterrupt, ChatModel, ChatQueueCancel, ChatQueueEdit, ChatRef, ChatSend, ChatShow,
+    ChatShown, ChatSteer, ChatThinking, Nothing, ProviderList, Role, SessionInfo, SessionList,
+    name,
 };
 use ade_protocol::rpc::{self, RpcError, RuntimeInfo};
 use ade_protocol::{SessionId, exit};
@@ -16,7 +17,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::manager::Manager;
-use crate::session::{Ask, Command};
+use crate::session::{Ask, Command, QueueAsk};
 use crate::transcript;
 
 /// Longest piece of a transcript that one `chat.show` reads, in bytes.
@@ -219,11 +220,63 @@ async fn chat(
             ask(manager, &session_id, Ask::Compact(instructions)).await?;
             answer(&Nothing {})
         }
-        other => Err(RpcError::new(
-            rpc::METHOD_NOT_FOUND,
-            format!("{other} is listed and not implemented"),
-        )),
+        _ => queue(manager, action, arguments).await,
     }
+}
+
+/// The actions about messages that wait, and about going before them.
+async fn queue(
+    manager: &Manager,
+    action: &str,
+    arguments: Value,
+) -> Result<Box<RawValue>, RpcError> {
+    let (id, ask) = match action {
+        name::CHAT_INTERRUPT => {
+            let ChatInterrupt {
+                session_id,
+                prompt,
+                mode,
+            } = arguments_of(arguments)?;
+            let session = manager.session(&session_id)?;
+            let interrupted = session
+                .call(|reply| Command::Interrupt {
+                    prompt,
+                    mode,
+                    reply,
+                })
+                .await?;
+            return answer(&interrupted);
+        }
+        name::CHAT_QUEUE => {
+            let ChatRef { session_id } = arguments_of(arguments)?;
+            (session_id, QueueAsk::List)
+        }
+        name::CHAT_QUEUE_EDIT => {
+            let ChatQueueEdit {
+                session_id,
+                turn_id: turn,
+                prompt,
+            } = arguments_of(arguments)?;
+            (session_id, QueueAsk::Edit { turn, prompt })
+        }
+        name::CHAT_QUEUE_CANCEL => {
+            let ChatQueueCancel {
+                session_id,
+                turn_id,
+            } = arguments_of(arguments)?;
+            (session_id, QueueAsk::Cancel(turn_id))
+        }
+        name::CHAT_QUEUE_RECOVER => {
+            let ChatRef { session_id } = arguments_of(arguments)?;
+            (session_id, QueueAsk::Recover)
+        }
+        other => {
+            let message = format!("{other} is listed and not implemented");
+            return Err(RpcError::new(rpc::METHOD_NOT_FOUND, message));
+        }
+    };
+    let session = manager.session(&id)?;
+    answer(&session.call(|reply| Command::Queue { ask, reply }).await?)
 }
 
 async fn ask(manager: &Manager, id: &SessionId, ask: Ask) -> Result<SessionInfo, RpcError> {

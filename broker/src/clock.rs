@@ -19,6 +19,15 @@ pub fn timestamp() -> String {
     format!("{:.3}", jiff::Timestamp::now())
 }
 
+/// The moment that lies so far back, for people.
+#[must_use]
+pub fn ago(time: std::time::Duration) -> String {
+    let then = jiff::SignedDuration::try_from(time)
+        .ok()
+        .and_then(|time| jiff::Timestamp::now().checked_sub(time).ok());
+    then.map_or_else(timestamp, |then| format!("{then:.3}"))
+}
+
 /// Milliseconds on the machine's monotonic clock. All processes of one boot see
 /// the same clock, so a number that one of them wrote means something to the
 /// next.

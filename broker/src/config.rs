@@ -28,6 +28,7 @@ use ade_protocol::exit;
 
 use self::file::FileReader;
 use crate::home::Home;
+use crate::turn::Timing;
 
 /// Kinds of agents that can have settings.
 pub const KNOWN_PROVIDERS: &[&str] = &[
@@ -169,6 +170,10 @@ fn settings() -> Vec<Setting> {
         number("pool.max_workers".into(), count, 256),
         number("pool.max_per_provider".into(), count, 256),
         number("pool.max_starting".into(), count, cores),
+        number("turns.quiet_ms".into(), long, 60_000),
+        number("turns.abort_ms".into(), long, 11_000),
+        number("turns.interrupt_ms".into(), long, 30_000),
+        number("turns.queue_recovery_ms".into(), long, 8_000),
         number("worker.eof_grace_ms".into(), grace, worker.eof_grace_ms),
         number("worker.attach_ms".into(), grace, worker.attach_ms),
         number("worker.orphan_idle_ms".into(), long, worker.orphan_idle_ms),
@@ -326,6 +331,20 @@ impl Config {
             term_to_kill: of("term_to_kill_ms"),
             idle_put_away: of("idle_put_away_ms"),
             first_event: of("first_event_ms"),
+        }
+    }
+
+    /// The bounds of a turn's waits. `first_event`: the chat's own, where it has
+    /// one.
+    #[must_use]
+    pub fn turn_timing(&self, provider: &str, first_event: Option<Duration>) -> Timing {
+        let of = |name| Duration::from_millis(self.number(name));
+        Timing {
+            quiet: of("turns.quiet_ms"),
+            abort: of("turns.abort_ms"),
+            interrupt: of("turns.interrupt_ms"),
+            queue_recovery: of("turns.queue_recovery_ms"),
+            ..Timing::new(first_event.unwrap_or(self.timing(provider).first_event))
         }
     }
 

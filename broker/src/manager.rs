@@ -237,11 +237,12 @@ impl Manager {
         while detached.join_next().await.is_some() {}
     }
 
-    /// Ends every turn and worker; returns when all trees are dead.
+    /// Ends every turn and worker; returns when all trees are dead. What waits
+    /// behind the turns stays for the next broker.
     pub async fn stop_all(&self) {
         let mut stops = tokio::task::JoinSet::new();
         for session in self.all() {
-            stops.spawn(async move { session.stop().await });
+            stops.spawn(async move { session.shut_down().await });
         }
         while stops.join_next().await.is_some() {}
     }

@@ -15,12 +15,15 @@ mod adopt;
 mod escort;
 mod figures;
 mod frames;
+mod queue;
 mod start;
 mod worker;
 
 use std::sync::Arc;
 
-use ade_protocol::action::{Aborted, Sent, SessionInfo, Steered};
+use ade_protocol::action::{
+    Aborted, ChatInterrupted, ChatQueue, InterruptMode, Sent, SessionInfo, Steered,
+};
 use ade_protocol::card::{Answer, Card};
 use ade_protocol::event::{Event, TurnStatus, Via};
 use ade_protocol::rpc::RpcError;
@@ -34,6 +37,7 @@ use crate::turn::Failure;
 
 pub use adopt::{Legacy, LegacyTurn};
 pub(crate) use escort::free_lease;
+pub(crate) use queue::QueueAsk;
 
 /// Commands that may wait for a session. More callers than that wait for room.
 const COMMANDS: usize = 128;
@@ -53,6 +57,17 @@ pub(crate) enum Command {
         prompt: String,
         reply: Reply<Steered>,
     },
+    /// A message in the running turn's place.
+    Interrupt {
+        prompt: String,
+        mode: InterruptMode,
+        reply: Reply<ChatInterrupted>,
+    },
+    /// About the messages that wait.
+    Queue {
+        ask: QueueAsk,
+        reply: Reply<ChatQueue>,
+    },
     /// End the running turn.
     Abort {
         turn_id: Option<TurnId>,
@@ -62,6 +77,8 @@ pub(crate) enum Command {
     Stop { reply: oneshot::Sender<()> },
     /// Let go of the worker without ending it: another broker takes over.
     Detach { reply: oneshot::Sender<()> },
+    /// The same, but the queue stays on the disk for the next broker.
+    Shutdown { reply: oneshot::Sender<()> },
     /// Clear a used-up start budget.
     Reset { reply: Reply<()> },
     /// Another request to the worker.
@@ -198,6 +215,15 @@ impl Session {
         let (reply, stopped) = oneshot::channel();
         if self.tx.send(Command::Stop { reply }).await.is_ok() {
             // An actor that ended has no worker: its end is the answer too.
+            drop(stopped.await);
+        }
+    }
+
+    /// Ends the turn and the worker; what waits behind the turn stays for the
+    /// next broker. Returns when the tree is dead.
+    pub async fn shut_down(&self) {
+        let (reply, stopped) = oneshot::channel();
+        if self.tx.send(Command::Shutdown { reply }).await.is_ok() {
             drop(stopped.await);
         }
     }

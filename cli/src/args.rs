@@ -218,6 +218,22 @@ pub(crate) enum Chat {
         /// The message; `-` reads it from standard input
         prompt: String,
     },
+    /// End the running turn and send a message in its place
+    ///
+    /// The same agent goes on with it; what is queued rides through behind it. With --replace the
+    /// queue is cleared instead; `chat queue recover` brings it back within a few seconds.
+    Interrupt {
+        /// The chat
+        session: String,
+        /// The message; `-` reads it from standard input
+        prompt: String,
+        /// Clear the queue
+        #[arg(long)]
+        replace: bool,
+    },
+    /// The messages that wait behind the running turn
+    #[command(subcommand)]
+    Queue(Queue),
     /// End the running turn
     Abort {
         /// The chat
@@ -264,6 +280,37 @@ pub(crate) enum Chat {
     },
     /// Print the transcript
     Show(ChatShow),
+}
+
+/// What can be done with messages that wait.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Queue {
+    /// List them, the next one first
+    List {
+        /// The chat
+        session: String,
+    },
+    /// Change one; refused once it is being sent
+    Edit {
+        /// The chat
+        session: String,
+        /// The message, as `list` names it
+        turn: String,
+        /// Its new text; `-` reads it from standard input
+        prompt: String,
+    },
+    /// Cancel one; refused once it is being sent
+    Cancel {
+        /// The chat
+        session: String,
+        /// The message, as `list` names it
+        turn: String,
+    },
+    /// Bring back what `chat interrupt --replace` has just cleared
+    Recover {
+        /// The chat
+        session: String,
+    },
 }
 
 /// Arguments of `ade chat send`.

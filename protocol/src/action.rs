@@ -202,6 +202,91 @@ pub struct Steered {
     pub turn_id: Option<TurnId>,
 }
 
+/// What becomes of the queue when a message takes the running turn's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum InterruptMode {
+    /// The same agent goes on with the message; what is queued rides through
+    /// behind it. Not every provider can.
+    Continue,
+    /// The queue is cleared; for some seconds it can be brought back.
+    Replace,
+}
+
+/// Ends the running turn and sends a message in its place.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ChatInterrupt {
+    /// The chat.
+    pub session_id: SessionId,
+    /// The message.
+    pub prompt: String,
+    /// What becomes of the queue.
+    pub mode: InterruptMode,
+}
+
+/// Result of [`ChatInterrupt`].
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ChatInterrupted {
+    /// The turn that the message is, or will be in a moment.
+    pub turn_id: TurnId,
+    /// The turn that was told to end; absent: none ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<TurnId>,
+    /// Messages that were cleared and can be brought back.
+    pub cleared: usize,
+    /// Sequence of the last event before the message.
+    pub after: Seq,
+}
+
+/// Names one waiting message.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ChatQueueCancel {
+    /// The chat.
+    pub session_id: SessionId,
+    /// The turn that the message would be.
+    pub turn_id: TurnId,
+}
+
+/// Changes one waiting message.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ChatQueueEdit {
+    /// The chat.
+    pub session_id: SessionId,
+    /// The turn that the message will be.
+    pub turn_id: TurnId,
+    /// Its new text.
+    pub prompt: String,
+}
+
+/// A message that waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct QueuedMessage {
+    /// The turn that it will be.
+    pub turn_id: TurnId,
+    /// The message.
+    pub prompt: String,
+    /// Whether it was meant to go into the running turn.
+    pub steer: bool,
+}
+
+/// The messages that wait in a chat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ChatQueue {
+    /// The next one first.
+    pub messages: Vec<QueuedMessage>,
+    /// Whether they wait for the next message of the user's, because a broker
+    /// ended before they could run.
+    pub held: bool,
+    /// Messages that an interrupt cleared and that can still be brought back.
+    pub recoverable: usize,
+}
+
 /// Names one chat.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -319,8 +404,16 @@ pub struct SessionInfo {
     /// When it was made.
     pub created_at: String,
     /// `idle`, `starting`, `awaiting_first_event`, `streaming`,
-    /// `awaiting_card`, `recovering`, `stopping`, `interrupting`, `failed`.
+    /// `awaiting_card`, `recovering`, `stopping`, `interrupting`, `attaching`,
+    /// `failed`;
+    /// `waiting`: its worker waits for a place among all workers.
     pub state: String,
+    /// Its place in the line for a worker, from 1, while it waits in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<usize>,
+    /// Since when nothing was heard of the running turn, once that is long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quiet_since: Option<String>,
     /// The running turn.
     pub turn_id: Option<TurnId>,
     /// Messages waiting behind it.
@@ -534,6 +627,16 @@ actions! {
         ChatSteer => Steered, r#"{"sessionId":"ses_1","prompt":"Only the tests"}"#;
     CHAT_ABORT = "chat.abort", Agent, "Ends the running turn.",
         ChatAbort => Aborted, r#"{"sessionId":"ses_1"}"#;
+    CHAT_INTERRUPT = "chat.interrupt", Agent, "Ends the running turn and sends a message in its place.",
+        ChatInterrupt => ChatInterrupted, r#"{"sessionId":"ses_1","prompt":"Rather this","mode":"replace"}"#;
+    CHAT_QUEUE = "chat.queue", Observer, "Lists the messages that wait behind the running turn.",
+        ChatRef => ChatQueue, r#"{"sessionId":"ses_1"}"#;
+    CHAT_QUEUE_EDIT = "chat.queue_edit", Agent, "Changes a waiting message; refused once it is being sent.",
+        ChatQueueEdit => ChatQueue, r#"{"sessionId":"ses_1","turnId":"trn_2","prompt":"Only the tests"}"#;
+    CHAT_QUEUE_CANCEL = "chat.queue_cancel", Agent, "Cancels a waiting message; refused once it is being sent.",
+        ChatQueueCancel => ChatQueue, r#"{"sessionId":"ses_1","turnId":"trn_2"}"#;
+    CHAT_QUEUE_RECOVER = "chat.queue_recover", Agent, "Brings back the messages that an interrupt has just cleared.",
+        ChatRef => ChatQueue, r#"{"sessionId":"ses_1"}"#;
     CHAT_STOP = "chat.stop", Cto, "Stops the chat's worker; the chat stays.",
         ChatRef => SessionInfo, r#"{"sessionId":"ses_1"}"#;
     CHAT_RESET = "chat.reset", Cto, "Clears a failed start budget.",

@@ -764,6 +764,9 @@ pub mod code {
     pub const NO_MODEL: &str = "no_model";
     /// The lease was lost; nothing is written any more.
     pub const LEASE_LOST: &str = "lease_lost";
+    /// A message was to be sent again, and the session file shows that the agent
+    /// had gone on with it: what became of it is not known here.
+    pub const DELIVERED_OUTCOME_UNKNOWN: &str = "delivered_outcome_unknown";
     /// The session that should be resumed is not there.
     pub const SESSION_NOT_FOUND: &str = "session_not_found";
     /// The request came before `init` or after the end.

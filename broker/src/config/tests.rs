@@ -93,7 +93,7 @@ fn what_is_wrong_is_named_with_file_line_key_and_remedy() {
             "[pol]\n",
             "/h/config.toml:1",
             "`pol`",
-            "pool, providers, worker",
+            "pool, providers, turns, worker",
         ),
         ("pool = 3\n", "/h/config.toml:1", "`pool`", "pool"),
         (

@@ -1,6 +1,7 @@
 //! The actor's own loop and what it writes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ade_protocol::action::SessionInfo;
 use ade_protocol::card::{Card, CardOutcome};
@@ -64,6 +65,8 @@ pub(super) struct Actor {
     pub(super) deferred: Vec<Command>,
     pub(super) last_status: Option<TurnStatus>,
     pub(super) last_error: Option<String>,
+    /// Messages for a turn whose worker went away before it took them.
+    pub(super) lifted: Vec<(String, super::Reply<ade_protocol::action::Steered>)>,
     rx: mpsc::Receiver<Command>,
     transcript: Transcript,
     outbox: Vec<Item>,
@@ -89,14 +92,12 @@ impl Actor {
     ) -> Result<(Self, watch::Receiver<Arc<View>>), TranscriptError> {
         let path = shared.home.transcript(&row.session_id);
         let transcript = Transcript::open(&path, row.session_id.clone())?;
-        let timing = shared.config.timing(&row.provider);
-        let first_event = row
-            .first_event_ms
-            .map_or(timing.first_event, std::time::Duration::from_millis);
+        let first_event = row.first_event_ms.map(Duration::from_millis);
+        let timing = shared.config.turn_timing(&row.provider, first_event);
         let (last_status, last_error) = (row.last_status, row.last_error.clone());
         let now = clock::now();
         let mut actor = Self {
-            machine: Machine::new(first_event),
+            machine: Machine::new(timing),
             cards: Cards::default(),
             budget: Budget::default(),
             worker: None,
@@ -110,6 +111,7 @@ impl Actor {
             deferred: Vec::new(),
             last_status,
             last_error,
+            lifted: Vec::new(),
             rx,
             transcript,
             outbox: Vec::new(),
@@ -127,7 +129,7 @@ impl Actor {
             row,
         };
         if let Some(legacy) = legacy {
-            actor.take_over(legacy, first_event);
+            actor.take_over(legacy, timing);
         }
         actor.publish_view();
         let view = actor.view.subscribe();
@@ -149,6 +151,7 @@ impl Actor {
             .await;
         }
         let mut batch = Vec::with_capacity(BATCH);
+        self.load_queue().await;
         // What a takeover began with.
         self.flush();
         loop {
@@ -165,6 +168,7 @@ impl Actor {
                 },
                 () = until(deadline) => self.deadline().await,
             }
+            self.settle_lifted().await;
             self.flush();
             if let Some(failure) = self.broken.take() {
                 self.give_up(failure).await;
@@ -189,6 +193,11 @@ impl Actor {
     /// Time since the actor was made: the machine's clock.
     pub(super) fn now(&self) -> Mono {
         clock::now().saturating_duration_since(self.born)
+    }
+
+    /// A moment of the machine's clock, for people.
+    pub(super) fn wall_clock(&self, at: Mono) -> String {
+        clock::ago(self.now().saturating_sub(at))
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -217,7 +226,7 @@ impl Actor {
             self.input(Input::Tick).await;
         } else if self.machine.state() == State::Idle {
             tracing::info!(session = %self.row.session_id, "an idle worker is put away");
-            self.input(Input::Stop).await;
+            self.input(Input::PutAway).await;
         }
     }
 
@@ -253,7 +262,7 @@ impl Actor {
                 self.write_message(&turn, &prompt, recovery).await;
             }
             Effect::Abort(turn) => self.write_abort(&turn),
-            Effect::Poison => self.dismiss(),
+            Effect::Recycle { .. } | Effect::Poison => self.dismiss(),
             Effect::Dispose => self.ask_to_leave(),
             Effect::Withdraw(why) => {
                 for (card, outcome) in self.cards.withdraw_all(why) {
@@ -266,6 +275,11 @@ impl Actor {
                 }
                 self.emit(Some(&turn), &event);
             }
+            Effect::Quiet { turn, since } => self.tell_quiet(&turn, since),
+            Effect::Enqueue { row, first } => self.row_queued(row, first).await,
+            Effect::Edit { turn, prompt } => self.row_edited(turn, prompt).await,
+            Effect::Dequeue(turn) => self.row_gone(turn).await,
+            Effect::Drop { turn, notice } => self.row_dropped(turn, notice).await,
             Effect::Finish {
                 turn,
                 status,
@@ -293,8 +307,14 @@ impl Actor {
             state: "starting".into(),
             armed_at_ms: 0,
         };
-        self.store("begin a turn", move |state| state.begin_turn(&row))
-            .await;
+        // One step: after a crash the message is in the one place or the other.
+        self.store("begin a turn", move |state| {
+            state.atomically(|state| {
+                state.remove_queued(&row.session_id, &row.turn_id)?;
+                state.begin_turn(&row)
+            })
+        })
+        .await;
     }
 
     /// A turn that is to be sent again is so for another broker too.
@@ -312,7 +332,7 @@ impl Actor {
         .await;
     }
 
-    async fn finish(
+    pub(super) async fn finish(
         &mut self,
         turn: &TurnId,
         mut status: TurnStatus,
@@ -549,12 +569,12 @@ impl Actor {
             && self.legacy_cards.iter().any(|card| card.card_id == *id)
     }
 
-    /// Whether a card is open.
     /// Something that clients see has changed.
     pub(super) fn touch(&mut self) {
         self.dirty = true;
     }
 
+    /// Whether a card is open.
     pub(super) fn has_open_card(&self, id: &RequestId) -> bool {
         self.cards.open().iter().any(|card| card.card_id == *id)
     }
@@ -589,6 +609,10 @@ impl Actor {
                 (Some(_), State::Idle) => "failed".into(),
                 (_, state) => state.name().into(),
             },
+            quiet_since: self
+                .machine
+                .quiet_since()
+                .map(|since| self.wall_clock(since)),
             turn_id: self.machine.turn().cloned(),
             queued: self.machine.queued(),
             generation: self.row.generation,
@@ -641,6 +665,8 @@ fn placeholder(row: &SessionRow) -> SessionInfo {
         title: row.title.clone(),
         created_at: row.created_at.clone(),
         state: State::Idle.name().into(),
+        place: None,
+        quiet_since: None,
         turn_id: None,
         queued: 0,
         generation: row.generation,

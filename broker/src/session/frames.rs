@@ -26,6 +26,20 @@ impl Actor {
                 let _ = reply.send(sent);
             }
             Command::Steer { prompt, reply } => self.steer(prompt, reply).await,
+            Command::Interrupt {
+                prompt,
+                mode,
+                reply,
+            } => {
+                let interrupted = self.interrupt(prompt, mode).await;
+                self.flush();
+                let _ = reply.send(interrupted);
+            }
+            Command::Queue { ask, reply } => {
+                let queue = self.queue_ask(ask).await;
+                self.flush();
+                let _ = reply.send(queue);
+            }
             Command::Abort { turn_id, reply } => {
                 let aborted = self.abort(turn_id).await;
                 let _ = reply.send(Ok(aborted));
@@ -35,6 +49,10 @@ impl Actor {
                 self.input(Input::Stop).await;
             }
             Command::Detach { reply } => self.detach_replies.push(reply),
+            Command::Shutdown { reply } => {
+                self.stop_replies.push(reply);
+                self.input(Input::Shutdown).await;
+            }
             Command::Reset { reply } => {
                 self.reset().await;
                 let _ = reply.send(Ok(()));
@@ -74,28 +92,16 @@ impl Actor {
     /// Takes a message, once it is written down.
     async fn take(&mut self, prompt: String, retry: bool) -> Result<Sent, RpcError> {
         let sent = self.send(prompt, retry).await?;
-        self.flush();
-        match self.broken.take() {
-            None => Ok(sent),
-            Some(failure) => Err(self.refuse_turn(&sent.turn_id, failure).await),
-        }
+        self.written(sent, |sent| &sent.turn_id).await
     }
 
     async fn send(&mut self, prompt: String, retry: bool) -> Result<Sent, RpcError> {
         if retry {
             self.reset().await;
         }
-        if let Some(reason) = &self.row.failed_reason {
-            return Err(RpcError::failed(
-                "start_budget",
-                exit::FAILED,
-                reason.clone(),
-            ));
-        }
+        self.may_start()?;
         if !self.machine.has_room() {
-            let message = format!("{} messages wait already", self.machine.queued());
-            return Err(RpcError::failed("queue_full", exit::FAILED, message)
-                .hint("wait for the running turn, or end it with `ade chat abort`"));
+            return Err(self.queue_full());
         }
         if !self.owed.is_empty() && !self.settle_owed().await {
             let failure = self.broken.take();
@@ -108,18 +114,27 @@ impl Actor {
         }
         let after = self.last_sequence();
         let turn_id = TurnId::generate();
-        let idle = self.machine.state() == State::Idle;
         self.input(Input::Send {
             turn: turn_id.clone(),
             prompt,
         })
         .await;
-        let place = if idle { 0 } else { self.machine.queued() };
         Ok(Sent {
+            place: self.machine.place(&turn_id),
             turn_id,
-            place,
             after,
         })
+    }
+
+    /// Whether the chat may start workers at all.
+    pub(super) fn may_start(&self) -> Result<(), RpcError> {
+        match &self.row.failed_reason {
+            Some(reason) => {
+                let reason = reason.clone();
+                Err(RpcError::failed("start_budget", exit::FAILED, reason))
+            }
+            None => Ok(()),
+        }
     }
 
     async fn steer(&mut self, prompt: String, reply: Reply<Steered>) {
@@ -135,7 +150,7 @@ impl Actor {
             self.steer_worker(prompt, reply);
             return;
         }
-        let queued = self.take(prompt, false).await;
+        let queued = self.take_steer(prompt).await;
         let steered = queued.map(|sent| Steered {
             outcome: SteerOutcome::Queued,
             turn_id: Some(sent.turn_id),

@@ -22,7 +22,7 @@ use super::{Ask, Command, Legacy, LegacyTurn, Reply};
 use crate::budget::Start;
 use crate::clock;
 use crate::link::{Connection, Link, LinkIn};
-use crate::turn::{Adopted, Ending, Failure, Input, Machine};
+use crate::turn::{Adopted, Ending, Failure, Input, Machine, Timing};
 use ade_protocol::event::{ErrorCategory, Event, NoticeLevel};
 use ade_protocol::rpc::RpcError;
 
@@ -54,6 +54,8 @@ pub(super) struct Worker {
     pub(super) leaving: Option<Instant>,
     /// Where it stands on its stop ladder.
     pub(super) stop_stage: Option<String>,
+    /// Whether it goes on with another message after a stop.
+    pub(super) can_continue: bool,
     /// What the worker said of its host's end, for when it ends itself.
     pub(super) told: Option<Failure>,
     pub(super) pending: HashMap<RequestId, Pending>,
@@ -121,6 +123,7 @@ impl Worker {
             can_steer: started.ready.capabilities.steer,
             leaving: None,
             stop_stage: None,
+            can_continue: started.ready.capabilities.interrupt_and_continue,
             told: None,
             pending: HashMap::new(),
             answers: VecDeque::new(),
@@ -188,7 +191,7 @@ impl Actor {
 
     /// Goes on with what a broker that is gone left: its turn, and its worker
     /// where that lives.
-    pub(super) fn take_over(&mut self, legacy: Legacy, first_event: Duration) {
+    pub(super) fn take_over(&mut self, legacy: Legacy, timing: Timing) {
         let Legacy {
             worker,
             turn,
@@ -202,10 +205,10 @@ impl Actor {
                 }
             }
             let message = (turn.row.turn_id.clone(), turn.row.prompt.clone());
-            let legacy = legacy_turn(turn, living, first_event);
+            let legacy = legacy_turn(turn, living, timing.first_event);
             self.machine = match living {
-                Some(_) => Machine::attaching(first_event, message, legacy),
-                None => Machine::resuming(first_event, message, legacy),
+                Some(_) => Machine::attaching(timing, message, legacy),
+                None => Machine::resuming(timing, message, legacy),
             };
         }
         let Some((entry, identity)) = worker else {
@@ -717,7 +720,7 @@ impl Actor {
 
     /// Sees a worker off in a task of its own.
     pub(super) fn see_off(&mut self, mut worker: Worker, leave: Leave) {
-        fail_pending(&mut worker);
+        self.lifted.extend(settle_pending(&mut worker));
         let (gone_tx, gone) = watch::channel(false);
         let id = worker.process.worker_id.clone();
         self.departing = Some(Departing {
@@ -893,25 +896,24 @@ pub(super) fn stop_stage(lifecycle: &Lifecycle) -> Option<String> {
     (lifecycle.event == "stopping").then(|| stage.to_owned())
 }
 
-/// Whoever waits for a response of this worker will not get one.
-fn fail_pending(worker: &mut Worker) {
-    let error = || {
-        RpcError::failed(
-            "worker_gone",
-            ade_protocol::exit::FAILED,
-            "the worker is gone",
-        )
-    };
+/// Whoever waits for a response of this worker will not get one. Gives back the
+/// messages for its turn that it may not have taken.
+fn settle_pending(worker: &mut Worker) -> Vec<(String, Reply<ade_protocol::action::Steered>)> {
+    let mut lifted = Vec::new();
     for (_, pending) in worker.pending.drain() {
         match pending {
-            Pending::Send(_) => {}
-            Pending::Steer { reply, .. } => drop(reply.send(Err(error()))),
+            Pending::Send(_) | Pending::Plain { reply: None, .. } => {}
+            Pending::Steer { prompt, reply } => lifted.push((prompt, reply)),
             Pending::Plain {
                 reply: Some(reply), ..
-            } => drop(reply.send(Err(error()))),
-            Pending::Plain { reply: None, .. } => {}
+            } => {
+                let (kind, code) = ("worker_gone", ade_protocol::exit::FAILED);
+                let error = RpcError::failed(kind, code, "the worker is gone");
+                drop(reply.send(Err(error)));
+            }
         }
     }
+    lifted
 }
 
 /// The response to `send` as the machine understands it.

@@ -243,6 +243,15 @@ fn the_queue_keeps_its_order_and_moves_as_one_step() {
         state.enqueue(&queued("s", turn)).unwrap();
     }
     assert!(state.enqueue(&queued("s", "t4")).is_err());
+    state.enqueue_first(&queued("s", "t0")).unwrap();
+    assert!(state.edit_queued(&id, &"t0".into(), "other").unwrap());
+    assert!(!state.edit_queued(&id, &"t9".into(), "other").unwrap());
+    let first = state.queue(&id).unwrap().remove(0);
+    assert_eq!(
+        (first.turn_id.as_str(), first.prompt.as_str()),
+        ("t0", "other")
+    );
+    assert!(state.remove_queued(&id, &"t0".into()).unwrap());
     assert!(state.remove_queued(&id, &"t3".into()).unwrap());
     assert!(!state.remove_queued(&id, &"t3".into()).unwrap());
     let started = state.start_queued(&id, "now").unwrap().unwrap();

@@ -160,6 +160,35 @@ impl State {
         self.execute("queue a message", &sql, values).map(drop)
     }
 
+    /// Queues a message before all others of its session.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn enqueue_first(&self, message: &QueuedRow) -> Result<(), StateError> {
+        let sql = format!(
+            "INSERT INTO queue (place, {QUEUED}) VALUES
+             ((SELECT coalesce(min(place), 0) - 1 FROM queue), ?1, ?2, ?3, ?4)"
+        );
+        let (session, turn) = (message.session_id.as_str(), message.turn_id.as_str());
+        let values = params![session, turn, message.prompt, message.queued_at];
+        self.execute("queue a message", &sql, values).map(drop)
+    }
+
+    /// Changes the text of a queued message. False: it was not queued any more.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn edit_queued(
+        &self,
+        session: &SessionId,
+        turn: &TurnId,
+        prompt: &str,
+    ) -> Result<bool, StateError> {
+        let sql = "UPDATE queue SET prompt = ?3 WHERE session_id = ?1 AND turn_id = ?2";
+        let values = params![session.as_str(), turn.as_str(), prompt];
+        Ok(self.execute("edit a message", sql, values)? > 0)
+    }
+
     /// The queue of a session, in order.
     ///
     /// # Errors

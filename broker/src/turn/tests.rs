@@ -1,6 +1,4 @@
-//! The machine by table and by exhaustive exploration.
-
-use std::collections::BTreeMap;
+//! The machine by table.
 
 use super::*;
 
@@ -32,7 +30,7 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let machine = Machine::new(FIRST_EVENT);
+        let machine = Machine::new(Timing::new(FIRST_EVENT));
         Self {
             machine,
             now: Duration::ZERO,
@@ -78,6 +76,7 @@ impl Rig {
                 Effect::Finish {
                     turn: t, status, ..
                 } if *t == id(turn) => Some(*status),
+                Effect::Drop { turn: t, .. } if *t == id(turn) => Some(TurnStatus::Interrupted),
                 _ => None,
             })
             .collect()
@@ -98,7 +97,8 @@ fn a_plain_turn() {
     rig.ready();
     assert_eq!(rig.machine.state(), State::AwaitingFirstEvent);
     rig.event("a");
-    assert_eq!(rig.machine.deadline(), None);
+    let told = Some(Duration::from_secs(60));
+    assert_eq!(rig.machine.deadline(), told, "only silence is told now");
     rig.pass(100_000);
     rig.ended("a", completed());
     assert_eq!(rig.ends("a"), [TurnStatus::Completed]);
@@ -117,14 +117,22 @@ fn silence_is_recycled_once_and_then_told() {
     rig.ready();
     assert!(rig.pass(89).is_empty());
     let effects = rig.pass(1);
-    assert!(effects.contains(&Effect::Poison) && effects.contains(&Effect::Acquire));
+    assert!(effects.contains(&Effect::Recycle { resend: true }));
+    assert!(effects.contains(&Effect::Acquire));
     rig.ready();
     assert_eq!(rig.sends("a"), 2);
     rig.pass(90);
     assert_eq!(rig.sends("a"), 2, "never a third time");
     assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
-    let poisons = rig.effects.iter().filter(|e| **e == Effect::Poison).count();
-    assert_eq!(poisons, 2, "the second worker is recycled too");
+    let recycled: Vec<_> = rig
+        .effects
+        .iter()
+        .filter_map(|effect| match effect {
+            Effect::Recycle { resend } => Some(*resend),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(recycled, [true, false], "the second worker is recycled too");
 }
 
 #[test]
@@ -218,7 +226,11 @@ fn a_turn_that_was_taken_over_goes_on() {
             resumable,
             left,
         };
-        let machine = Machine::attaching(FIRST_EVENT, (id("a"), "prompt a".into()), legacy);
+        let machine = Machine::attaching(
+            Timing::new(FIRST_EVENT),
+            (id("a"), "prompt a".into()),
+            legacy,
+        );
         Rig {
             machine,
             generation: 4,
@@ -236,7 +248,7 @@ fn a_turn_that_was_taken_over_goes_on() {
         },
     ));
     assert!(rig.pass(29).is_empty(), "what was left of the time is kept");
-    assert!(rig.pass(1).contains(&Effect::Poison));
+    assert!(rig.pass(1).contains(&Effect::Recycle { resend: true }));
 
     let mut rig = attach(0, false);
     rig.on(Input::Adopted(
@@ -320,99 +332,324 @@ fn what_can_no_longer_be_written_down_ends_everything_at_once() {
     assert_eq!(rig.machine.state(), State::Idle);
 }
 
-/// Runs every sequence of up to seven inputs from a small alphabet and checks
-/// the invariants of the module's documentation after each.
 #[test]
-fn every_interleaving_of_seven_inputs_keeps_the_invariants() {
-    let mut explored = 0_u64;
-    explore(&Rig::new(), 0, &mut explored);
-    assert!(
-        explored > 100_000,
-        "{explored} sequences are too few to mean anything"
+fn a_delivered_message_of_unknown_outcome_is_recycled_and_not_sent_again() {
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.ready();
+    rig.pass(90);
+    rig.ready();
+    let kind = ade_protocol::frame::code::DELIVERED_OUTCOME_UNKNOWN;
+    let failure = Failure::new(kind, ErrorCategory::Unknown, "the agent went on");
+    let effects = rig.ended("a", Ending::Failed(failure));
+    assert!(effects.contains(&Effect::Poison));
+    assert_eq!(
+        (rig.sends("a"), rig.ends("a")),
+        (2, vec![TurnStatus::Failed])
+    );
+    let told = effects.iter().any(|effect| {
+        matches!(effect, Effect::Finish { failure: Some(failure), .. }
+            if failure.message.starts_with("delivered, outcome unknown") && failure.kind == kind)
+    });
+    assert!(told, "{effects:?}");
+    rig.on(send("b"));
+    rig.ready();
+    assert_eq!(rig.sends("b"), 1, "the next message works");
+}
+
+#[test]
+fn a_turn_of_which_only_a_card_was_seen_is_never_sent_again() {
+    for settled in [false, true] {
+        let mut rig = Rig::new();
+        rig.on(send("a"));
+        rig.ready();
+        rig.on(Input::CardOpened(Generation(1), Some(id("a"))));
+        rig.pass(100_000);
+        assert_eq!(rig.machine.state(), State::AwaitingCard, "nothing fires");
+        if settled {
+            rig.on(Input::CardsSettled(Generation(1)));
+            let quiet = rig.pass(60);
+            assert!(matches!(quiet[..], [Effect::Quiet { .. }]), "{quiet:?}");
+        }
+        rig.pass(100_000);
+        rig.on(Input::WorkerExited(
+            Generation(1),
+            fail(ErrorCategory::Exited),
+        ));
+        assert_eq!(
+            (rig.sends("a"), rig.ends("a")),
+            (1, vec![TurnStatus::Failed])
+        );
+    }
+}
+
+fn steer(turn: &str) -> Input {
+    Input::Steer {
+        turn: id(turn),
+        prompt: format!("prompt {turn}"),
+    }
+}
+
+/// A turn `a` in recovery with a steer `s` and a message `b` behind it.
+fn recovering() -> Rig {
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.ready();
+    rig.pass(90);
+    rig.on(steer("s"));
+    rig.on(send("b"));
+    rig
+}
+
+fn notices(rig: &Rig) -> usize {
+    let told = |effect: &&Effect| {
+        matches!(
+            effect,
+            Effect::Drop {
+                notice: Some(_),
+                ..
+            }
+        )
+    };
+    rig.effects.iter().filter(told).count()
+}
+
+#[test]
+fn a_steer_runs_behind_a_turn_that_was_recovered() {
+    let mut rig = recovering();
+    rig.ready();
+    rig.event("a");
+    rig.ended("a", completed());
+    assert_eq!(rig.machine.turn(), Some(&id("s")));
+    rig.event("s");
+    rig.ended("s", completed());
+    assert_eq!(
+        (rig.sends("s"), rig.ends("s")),
+        (1, vec![TurnStatus::Completed])
+    );
+    assert_eq!((rig.machine.turn(), notices(&rig)), (Some(&id("b")), 0));
+}
+
+#[test]
+fn a_steer_is_dropped_once_when_its_turn_was_not_recovered_and_messages_go_on() {
+    let failed: [fn(&mut Rig); 3] = [
+        |rig| {
+            rig.ready();
+            rig.pass(90);
+        },
+        |rig| drop(rig.on(Input::WorkerFailed(fail(ErrorCategory::Exited)))),
+        |rig| {
+            rig.ready();
+            rig.ended("a", Ending::Failed(fail(ErrorCategory::Auth)));
+        },
+    ];
+    for fails in failed {
+        let mut rig = recovering();
+        fails(&mut rig);
+        assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
+        assert_eq!(
+            (rig.ends("s"), rig.sends("s")),
+            (vec![TurnStatus::Interrupted], 0)
+        );
+        assert_eq!(notices(&rig), 1);
+        assert_eq!(rig.machine.turn(), Some(&id("b")), "the next message runs");
+    }
+}
+
+#[test]
+fn an_abort_drops_the_steers_of_its_turn_and_nothing_else() {
+    let mut rig = recovering();
+    rig.on(Input::Abort);
+    assert_eq!(
+        (rig.ends("s"), notices(&rig)),
+        (vec![TurnStatus::Interrupted], 1)
+    );
+    rig.on(steer("late"));
+    rig.ready();
+    assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
+    assert_eq!(rig.machine.turn(), Some(&id("b")));
+    assert_eq!(
+        rig.machine.place(&id("late")),
+        1,
+        "said after the abort: it waits"
     );
 }
 
-const DEPTH: usize = 7;
-
-fn explore(rig: &Rig, depth: usize, explored: &mut u64) {
-    *explored += 1;
-    check(rig);
-    if depth == DEPTH {
-        return;
+fn interrupt(turn: &str, mode: Interrupt) -> Input {
+    Input::Interrupt {
+        turn: id(turn),
+        prompt: format!("prompt {turn}"),
+        mode,
     }
-    for choice in 0..9 {
-        let mut next = rig.clone();
-        if step(&mut next, choice, depth) {
-            explore(&next, depth + 1, explored);
+}
+
+#[test]
+fn interrupt_and_continue_goes_first_and_the_queue_rides_through() {
+    let mut rig = Rig::new();
+    for turn in ["a", "b"] {
+        rig.on(send(turn));
+    }
+    rig.ready();
+    rig.event("a");
+    rig.on(interrupt("n", Interrupt::Continue));
+    assert_eq!(rig.machine.state(), State::Interrupting);
+    assert!(rig.pass(29).is_empty(), "the same agent gets its time");
+    rig.ended("a", Ending::Interrupted);
+    assert_eq!(rig.machine.turn(), Some(&id("n")));
+    assert!(!rig.effects.contains(&Effect::Poison), "on the same worker");
+    rig.event("n");
+    rig.ended("n", completed());
+    assert_eq!(rig.machine.turn(), Some(&id("b")));
+
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.ready();
+    rig.event("a");
+    rig.on(interrupt("n", Interrupt::Continue));
+    assert!(
+        rig.pass(30).contains(&Effect::Poison),
+        "it does not wait for ever"
+    );
+    assert_eq!(rig.machine.turn(), Some(&id("n")));
+}
+
+#[test]
+fn interrupt_and_replace_clears_a_queue_that_can_be_brought_back_for_a_moment() {
+    for back in [true, false] {
+        let mut rig = Rig::new();
+        for turn in ["a", "b", "c"] {
+            rig.on(send(turn));
+        }
+        rig.ready();
+        rig.event("a");
+        rig.on(interrupt("n", Interrupt::Replace));
+        assert_eq!((rig.machine.queued(), rig.machine.recoverable()), (1, 2));
+        rig.ended("a", Ending::Interrupted);
+        rig.pass(7);
+        assert!(rig.ends("b").is_empty(), "not yet");
+        if back {
+            rig.on(Input::RecoverQueue);
+        }
+        rig.pass(1);
+        rig.on(Input::RecoverQueue);
+        rig.event("n");
+        rig.ended("n", completed());
+        if back {
+            assert_eq!(rig.machine.turn(), Some(&id("b")));
+            assert_eq!(rig.machine.queued(), 1);
+        } else {
+            assert_eq!(rig.ends("b"), [TurnStatus::Interrupted]);
+            assert_eq!(rig.ends("c"), [TurnStatus::Interrupted]);
+            assert_eq!((rig.sends("b"), rig.machine.turn()), (0, None));
         }
     }
 }
 
-/// Applies one letter of the alphabet; false when it makes no sense here and
-/// would only double another sequence.
-fn step(rig: &mut Rig, choice: usize, depth: usize) -> bool {
-    let current = rig.machine.turn().cloned();
-    let generation = Generation(rig.generation);
-    match choice {
-        0 => drop(rig.on(send(&format!("t{depth}")))),
-        1 => {
-            let waits = matches!(rig.machine.state(), State::Starting | State::Recovering);
-            if !waits {
-                return false;
-            }
+#[test]
+fn silence_of_a_running_turn_is_told_once_a_period_and_kills_nothing() {
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.ready();
+    rig.event("a");
+    rig.pass(30);
+    rig.event("a");
+    assert!(rig.pass(59).is_empty());
+    let since = Duration::from_secs(30);
+    let quiet = Effect::Quiet {
+        turn: id("a"),
+        since,
+    };
+    assert_eq!(rig.pass(1), [quiet]);
+    assert_eq!(rig.machine.quiet_since(), Some(since));
+    assert!(rig.pass(100_000).is_empty(), "once");
+    rig.event("a");
+    assert_eq!(rig.machine.quiet_since(), None);
+    rig.on(Input::CardOpened(Generation(1), Some(id("a"))));
+    assert!(rig.pass(100_000).is_empty(), "not while a card is open");
+    rig.on(Input::CardsSettled(Generation(1)));
+    assert_eq!(rig.pass(60).len(), 1, "a new period");
+    rig.on(Input::Abort);
+    rig.ended("a", Ending::Interrupted);
+    assert_eq!(
+        (rig.machine.quiet_since(), rig.machine.deadline()),
+        (None, None)
+    );
+}
+
+#[test]
+fn waiting_messages_can_be_edited_and_cancelled_until_they_run() {
+    let mut rig = Rig::new();
+    for turn in ["a", "b", "c"] {
+        rig.on(send(turn));
+    }
+    rig.on(Input::EditQueued {
+        turn: id("b"),
+        prompt: "other".into(),
+    });
+    rig.on(Input::CancelQueued(id("c")));
+    let running = Input::EditQueued {
+        turn: id("a"),
+        prompt: "too late".into(),
+    };
+    assert!(rig.on(running).is_empty());
+    assert!(rig.on(Input::CancelQueued(id("a"))).is_empty());
+    rig.ready();
+    rig.ended("a", completed());
+    let sent = Effect::Send {
+        turn: id("b"),
+        prompt: "other".into(),
+        recovery: false,
+    };
+    assert!(rig.effects.contains(&sent));
+    assert_eq!(rig.ends("c"), [TurnStatus::Interrupted]);
+}
+
+#[test]
+fn a_restored_queue_is_held_until_the_users_next_message() {
+    let rows = ["x", "y"].map(|turn| (id(turn), format!("prompt {turn}")));
+    let mut rig = Rig::new();
+    rig.machine.restore_queue(rows);
+    assert!(rig.machine.is_held() && rig.machine.queued() == 2);
+    rig.pass(1_000);
+    assert_eq!(rig.machine.state(), State::Idle);
+    rig.on(send("n"));
+    for turn in ["x", "y", "n"] {
+        assert_eq!(rig.machine.turn(), Some(&id(turn)));
+        if turn == "x" {
             rig.ready();
         }
-        2 => drop(rig.on(Input::Event(generation, current))),
-        3 => drop(rig.on(Input::CardOpened(generation, current))),
-        4 => {
-            let Some(turn) = current else { return false };
-            drop(rig.on(Input::Ended(generation, turn, completed())));
-        }
-        5 => {
-            let Some(turn) = current else { return false };
-            let failed = Ending::Failed(fail(ErrorCategory::Network));
-            drop(rig.on(Input::Ended(generation, turn, failed)));
-        }
-        6 => drop(rig.on(Input::WorkerExited(generation, fail(ErrorCategory::Exited)))),
-        7 => drop(rig.on(if depth.is_multiple_of(2) {
-            Input::Abort
-        } else {
-            Input::Stop
-        })),
-        _ => drop(rig.pass(90)),
+        rig.ended(turn, completed());
+        assert_eq!(rig.sends(turn), 1);
     }
-    true
+    assert!(!rig.machine.is_held());
 }
 
-fn check(rig: &Rig) {
-    let mut begun = 0_usize;
-    let mut ends: BTreeMap<&TurnId, usize> = BTreeMap::new();
-    let mut sends: BTreeMap<&TurnId, usize> = BTreeMap::new();
-    for effect in &rig.effects {
-        match effect {
-            Effect::Emit(_, Event::UserMessage { .. }) => begun += 1,
-            Effect::Finish { turn, status, .. } => {
-                assert_ne!(*status, TurnStatus::Started);
-                *ends.entry(turn).or_default() += 1;
-            }
-            Effect::Send { turn, recovery, .. } => {
-                assert!(!ends.contains_key(turn), "sent after its end");
-                let count = sends.entry(turn).or_default();
-                *count += 1;
-                assert!(*count <= 2, "sent more than twice");
-                assert_eq!(*recovery, *count == 2);
-            }
-            _ => {}
-        }
+#[test]
+fn a_broker_that_stops_ends_the_turn_and_keeps_the_queue() {
+    let mut rig = Rig::new();
+    for turn in ["a", "b"] {
+        rig.on(send(turn));
     }
-    assert!(ends.values().all(|count| *count == 1), "a turn ended twice");
-    let running = usize::from(rig.machine.turn().is_some());
-    // Turns that were dropped from the queue end without having begun.
-    assert!(begun <= ends.len() + running, "a turn was lost");
-    let idle = rig.machine.state() == State::Idle;
-    assert_eq!(idle, running == 0, "idle exactly when nothing runs");
-    assert!(
-        !idle || rig.machine.queued() == 0,
-        "a message waits for nothing"
+    rig.ready();
+    rig.event("a");
+    rig.on(Input::Shutdown);
+    rig.ended("a", Ending::Interrupted);
+    assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
+    assert_eq!(
+        (rig.machine.state(), rig.machine.queued()),
+        (State::Idle, 1)
     );
+    assert!(rig.ends("b").is_empty());
+}
+
+#[test]
+fn only_an_idle_worker_is_put_away() {
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.ready();
+    assert!(rig.on(Input::PutAway).is_empty());
+    rig.ended("a", completed());
+    assert!(rig.on(Input::PutAway).contains(&Effect::Dispose));
+    rig.on(send("b"));
+    assert_eq!(rig.machine.state(), State::Starting);
 }

@@ -28,6 +28,12 @@ pub(super) async fn run(context: &Context, command: Chat) -> Result<(), CommandE
         Chat::Create(chat) => create(context, &chat).await,
         Chat::Send(arguments) => send(context, arguments).await,
         Chat::Steer { session, prompt } => steer(context, &session, prompt).await,
+        Chat::Interrupt {
+            session,
+            prompt,
+            replace,
+        } => super::queue::interrupt(context, &session, prompt, replace).await,
+        Chat::Queue(command) => super::queue::run(context, command).await,
         Chat::Abort { session, turn } => abort(context, &session, turn).await,
         Chat::Stop { session } => {
             let (mut client, id) = named(context, &session).await?;
@@ -87,7 +93,10 @@ pub(super) async fn run(context: &Context, command: Chat) -> Result<(), CommandE
     }
 }
 
-async fn named(context: &Context, session: &str) -> Result<(Client, SessionId), CommandError> {
+pub(super) async fn named(
+    context: &Context,
+    session: &str,
+) -> Result<(Client, SessionId), CommandError> {
     let mut client = context.broker().await?;
     let id = context.session_id(&mut client, session).await?;
     Ok((client, id))
@@ -98,7 +107,11 @@ fn chat_ref(session_id: SessionId) -> ChatRef {
 }
 
 /// What was done: the answer for programs, a sentence for people.
-fn told(context: &Context, answer: &impl Serialize, text: &str) -> Result<(), CommandError> {
+pub(super) fn told(
+    context: &Context,
+    answer: &impl Serialize,
+    text: &str,
+) -> Result<(), CommandError> {
     if context.out.json() {
         return context.out.document(answer);
     }

@@ -69,6 +69,12 @@ fn state(info: &SessionInfo) -> String {
         (None, "idle", Some(TurnStatus::Interrupted)) => "idle (interrupted)".into(),
         (None, state, _) => state.replace('_', " "),
     };
+    if let Some(place) = info.place {
+        text.push_str(&format!(" (place {place})"));
+    }
+    if info.quiet_since.is_some() {
+        text.push_str(" (quiet)");
+    }
     if info.queued > 0 {
         text.push_str(&format!(" +{}", info.queued));
     }

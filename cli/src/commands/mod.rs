@@ -16,6 +16,7 @@ mod demo;
 mod doctor;
 mod lease;
 mod lists;
+mod queue;
 mod run;
 mod shell;
 

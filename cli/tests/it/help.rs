@@ -10,6 +10,12 @@ const COMMANDS: &[&str] = &[
     "chat create",
     "chat send",
     "chat steer",
+    "chat interrupt",
+    "chat queue",
+    "chat queue list",
+    "chat queue edit",
+    "chat queue cancel",
+    "chat queue recover",
     "chat abort",
     "chat stop",
     "chat reset",
@@ -59,7 +65,7 @@ fn the_help_of_every_command_is_known() {
 /// Whoever adds a command adds its help here.
 #[test]
 fn no_command_is_left_out() {
-    for parent in ["", "chat", "lease", "actions"] {
+    for parent in ["", "chat", "chat queue", "lease", "actions"] {
         let text = help(parent);
         let list = text
             .split("Commands:\n")

@@ -60,6 +60,7 @@ pub(super) fn open(init: &Init) -> Result<Opened, Refusal> {
             follow_up: true,
             compact: true,
             models: true,
+            interrupt_and_continue: true,
             ..Capabilities::default()
         },
         ..Ready::default()

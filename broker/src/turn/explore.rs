@@ -1,0 +1,412 @@
+//! The machine's invariants: all interleavings of up to seven inputs, and long
+//! random sequences.
+//!
+//! Both give the machine letters of the same alphabet and fold every effect into
+//! a [`Ledger`], which knows the invariants. States of machine and ledger that
+//! were met before are merged, so that *all* sequences are covered although
+//! there are millions of them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const FIRST_EVENT: Duration = Duration::from_secs(90);
+
+/// What is known of one message.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Message {
+    begun: bool,
+    sends: u8,
+    ends: u8,
+    /// The user has ended it.
+    stopped: bool,
+    /// It stands in the table of waiting messages.
+    on_disk: bool,
+}
+
+/// What the effects so far have done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Ledger {
+    messages: BTreeMap<TurnId, Message>,
+}
+
+impl Ledger {
+    fn of(&mut self, turn: &TurnId) -> &mut Message {
+        self.messages
+            .get_mut(turn)
+            .expect("a message that was given")
+    }
+
+    fn take(&mut self, effect: &Effect) {
+        match effect {
+            Effect::Emit(turn, Event::UserMessage { .. }) => {
+                let message = self.of(turn);
+                assert!(!message.begun && message.ends == 0, "begun twice");
+                message.begun = true;
+                message.on_disk = false;
+            }
+            Effect::Emit(turn, _) => assert!(self.of(turn).begun),
+            Effect::Send { turn, recovery, .. } => {
+                let message = self.of(turn);
+                assert!(message.begun && message.ends == 0, "sent after its end");
+                assert!(!message.stopped, "sent although the user had ended it");
+                message.sends += 1;
+                assert!(message.sends <= 2, "sent more than twice");
+                assert_eq!(*recovery, message.sends == 2);
+            }
+            Effect::Finish { turn, status, .. } => {
+                assert_ne!(*status, TurnStatus::Started);
+                let message = self.of(turn);
+                assert!(message.begun, "a turn ended that had not begun");
+                message.ends += 1;
+            }
+            Effect::Drop { turn, .. } => {
+                let message = self.of(turn);
+                assert!(!message.begun, "delivered and cancelled");
+                message.ends += 1;
+                message.on_disk = false;
+            }
+            Effect::Enqueue { row, .. } => {
+                let message = self.of(&row.turn);
+                assert!(!message.on_disk && !message.begun);
+                message.on_disk = true;
+            }
+            Effect::Dequeue(turn) => {
+                let message = self.of(turn);
+                assert!(message.on_disk);
+                message.on_disk = false;
+            }
+            Effect::Edit { turn, .. } => assert!(self.of(turn).on_disk),
+            Effect::Quiet { turn, .. } | Effect::Abort(turn) => {
+                assert!(self.of(turn).ends == 0);
+            }
+            Effect::Acquire
+            | Effect::Recycle { .. }
+            | Effect::Poison
+            | Effect::Dispose
+            | Effect::Withdraw(_) => {}
+        }
+        assert!(
+            self.messages.values().all(|message| message.ends <= 1),
+            "ended twice"
+        );
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct World {
+    machine: Machine,
+    ledger: Ledger,
+    now: Mono,
+    generation: u64,
+    given: u32,
+}
+
+/// The alphabet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Letter {
+    Send,
+    Steer,
+    Replace,
+    Continue,
+    RecoverQueue,
+    CancelQueued,
+    Ready,
+    NoWorker,
+    Event,
+    Card,
+    Settled,
+    Completed,
+    Network,
+    Unknown,
+    Exited,
+    Abort,
+    Stop,
+    Shutdown,
+    PutAway,
+    Moment,
+    Deadline,
+    /// Frames of the worker before, and of another turn.
+    Stale,
+}
+
+const ALPHABET: [Letter; 22] = [
+    Letter::Send,
+    Letter::Steer,
+    Letter::Replace,
+    Letter::Continue,
+    Letter::RecoverQueue,
+    Letter::CancelQueued,
+    Letter::Ready,
+    Letter::NoWorker,
+    Letter::Event,
+    Letter::Card,
+    Letter::Settled,
+    Letter::Completed,
+    Letter::Network,
+    Letter::Unknown,
+    Letter::Exited,
+    Letter::Abort,
+    Letter::Stop,
+    Letter::Shutdown,
+    Letter::PutAway,
+    Letter::Moment,
+    Letter::Deadline,
+    Letter::Stale,
+];
+
+fn completed() -> Ending {
+    Ending::Completed {
+        stop_reason: None,
+        usage: None,
+    }
+}
+
+fn failed(kind: &str, category: ErrorCategory) -> Failure {
+    Failure::new(kind, category, "it broke")
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            machine: Machine::new(Timing::new(FIRST_EVENT)),
+            ledger: Ledger::default(),
+            now: Duration::ZERO,
+            generation: 0,
+            given: 0,
+        }
+    }
+
+    fn on(&mut self, input: Input) {
+        for effect in self.machine.on(input, self.now) {
+            self.ledger.take(&effect);
+        }
+        self.check();
+    }
+
+    /// A message with a name of its own.
+    fn message(&mut self) -> (TurnId, String) {
+        self.given += 1;
+        let turn = TurnId::from(format!("t{}", self.given));
+        self.ledger
+            .messages
+            .insert(turn.clone(), Message::default());
+        (turn, "prompt".to_owned())
+    }
+
+    fn stopped_by_user(&mut self) {
+        if let Some(turn) = self.machine.turn().cloned() {
+            self.ledger.of(&turn).stopped = true;
+        }
+    }
+
+    fn ended(&mut self, ending: Ending) {
+        if let Some(turn) = self.machine.turn().cloned() {
+            self.on(Input::Ended(Generation(self.generation), turn, ending));
+        }
+    }
+
+    fn waits_for_worker(&self) -> bool {
+        matches!(self.machine.state(), State::Starting | State::Recovering)
+    }
+
+    fn step(&mut self, letter: Letter) {
+        let generation = Generation(self.generation);
+        let turn = self.machine.turn().cloned();
+        match letter {
+            Letter::Send => {
+                if self.machine.has_room() {
+                    let (turn, prompt) = self.message();
+                    self.on(Input::Send { turn, prompt });
+                }
+            }
+            Letter::Steer => {
+                if self.machine.has_room() {
+                    let (turn, prompt) = self.message();
+                    self.on(Input::Steer { turn, prompt });
+                }
+            }
+            Letter::Replace => self.interrupt(Interrupt::Replace),
+            Letter::Continue => self.interrupt(Interrupt::Continue),
+            Letter::RecoverQueue => self.on(Input::RecoverQueue),
+            Letter::CancelQueued => {
+                let first = self.machine.queue().next().map(|row| row.turn.clone());
+                if let Some(turn) = first {
+                    self.on(Input::CancelQueued(turn));
+                }
+            }
+            Letter::Ready => {
+                if self.waits_for_worker() {
+                    self.generation += 1;
+                    self.on(Input::WorkerReady(Generation(self.generation)));
+                }
+            }
+            Letter::NoWorker => {
+                if self.waits_for_worker() {
+                    self.on(Input::WorkerFailed(failed("start", ErrorCategory::Exited)));
+                }
+            }
+            Letter::Event => self.on(Input::Event(generation, turn)),
+            Letter::Card => self.on(Input::CardOpened(generation, turn)),
+            Letter::Settled => self.on(Input::CardsSettled(generation)),
+            Letter::Completed => self.ended(completed()),
+            Letter::Network => self.ended(Ending::Failed(failed("n", ErrorCategory::Network))),
+            Letter::Unknown => {
+                let kind = ade_protocol::frame::code::DELIVERED_OUTCOME_UNKNOWN;
+                self.ended(Ending::Failed(failed(kind, ErrorCategory::Unknown)));
+            }
+            Letter::Exited => {
+                let failure = failed("exited", ErrorCategory::Exited);
+                self.on(Input::WorkerExited(generation, failure));
+            }
+            Letter::Abort => {
+                self.stopped_by_user();
+                self.on(Input::Abort);
+            }
+            Letter::Stop => {
+                self.stopped_by_user();
+                self.on(Input::Stop);
+            }
+            Letter::Shutdown => {
+                self.stopped_by_user();
+                self.on(Input::Shutdown);
+            }
+            Letter::PutAway => self.on(Input::PutAway),
+            Letter::Moment => self.pass(8),
+            Letter::Deadline => self.pass(90),
+            Letter::Stale => self.stale(),
+        }
+    }
+
+    fn interrupt(&mut self, mode: Interrupt) {
+        if self.machine.has_room() {
+            self.stopped_by_user();
+            let (turn, prompt) = self.message();
+            self.on(Input::Interrupt { turn, prompt, mode });
+        }
+    }
+
+    fn pass(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+        self.on(Input::Tick);
+    }
+
+    /// No frame of an older worker or of another turn has an effect.
+    fn stale(&mut self) {
+        let before = self.machine.clone();
+        let old = Generation(self.generation.wrapping_sub(1));
+        let now_runs = self.machine.turn().cloned();
+        let other = TurnId::from("another");
+        let failure = failed("exited", ErrorCategory::Exited);
+        let mut inputs = vec![
+            Input::Event(old, now_runs.clone()),
+            Input::CardOpened(old, now_runs.clone()),
+            Input::CardsSettled(old),
+            Input::WorkerExited(old, failure),
+            Input::Event(Generation(self.generation), Some(other.clone())),
+            Input::CardOpened(Generation(self.generation), Some(other.clone())),
+            Input::Ended(Generation(self.generation), other, completed()),
+        ];
+        inputs.extend(now_runs.map(|turn| Input::Ended(old, turn, completed())));
+        for input in inputs {
+            let effects = self.machine.on(input.clone(), self.now);
+            assert!(effects.is_empty(), "{input:?}: {effects:?}");
+        }
+        assert_eq!(self.machine, before, "a stale frame changed something");
+    }
+
+    fn check(&self) {
+        let running = self.machine.turn();
+        let idle = self.machine.state() == State::Idle;
+        assert_eq!(idle, running.is_none(), "idle exactly when nothing runs");
+        let waits = self.machine.queued() > 0 && !self.machine.is_held();
+        assert!(!idle || !waits, "a message waits for nothing");
+        for (turn, message) in &self.ledger.messages {
+            let runs = message.begun && message.ends == 0;
+            assert_eq!(runs, running == Some(turn), "{turn} was lost");
+            let queued = self.machine.queue().any(|row| row.turn == *turn);
+            assert_eq!(queued, message.on_disk, "{turn}: disk and memory differ");
+        }
+    }
+
+    /// Drops what no later input can tell apart: the time that has passed, and
+    /// messages that have ended. An effect on one of those is a panic from then
+    /// on, as it must be.
+    fn forget(&mut self) {
+        const BASE: Mono = Duration::from_secs(100_000);
+        self.machine.rebase(self.now, BASE);
+        self.now = BASE;
+        self.ledger.messages.retain(|_, message| message.ends == 0);
+    }
+
+    /// Whatever happened, everything ends when the worker does its part.
+    fn finish(mut self) {
+        for _ in 0..6 * (MAX_QUEUE + 4) {
+            self.step(Letter::Ready);
+            self.ended(completed());
+            self.pass(1_000);
+            if self.machine.is_held() {
+                // It waits for a message of the user's.
+                self.step(Letter::Send);
+            } else if self.machine.state() == State::Idle {
+                break;
+            }
+        }
+        assert_eq!(self.machine.state(), State::Idle, "{self:?}");
+        let ends = self.ledger.messages.values().map(|message| message.ends);
+        assert!(ends.into_iter().all(|ends| ends == 1), "{:?}", self.ledger);
+    }
+}
+
+/// Runs every sequence of letters up to this length.
+fn explore(alphabet: &[Letter], length: u32) {
+    // Each world with the number of sequences that lead to it.
+    let mut level: HashMap<World, u64> = HashMap::from([(World::new(), 1)]);
+    let mut sequences = 0_u64;
+    for _ in 0..length {
+        let mut deeper: HashMap<World, u64> = HashMap::new();
+        for (world, ways) in level {
+            for letter in alphabet {
+                let mut next = world.clone();
+                next.step(*letter);
+                next.forget();
+                *deeper.entry(next).or_default() += ways;
+            }
+        }
+        sequences += deeper.values().sum::<u64>();
+        level = deeper;
+    }
+    assert!(
+        level.len() > 1_000,
+        "{} different worlds are too few",
+        level.len()
+    );
+    for world in level.into_keys() {
+        world.finish();
+    }
+    let letters = u64::try_from(alphabet.len()).unwrap();
+    let all: u64 = (1..=length).map(|length| letters.pow(length)).sum();
+    assert_eq!(sequences, all, "every sequence was covered");
+}
+
+#[test]
+fn every_interleaving_of_seven_inputs_keeps_the_invariants() {
+    explore(&ALPHABET, 7);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    #[test]
+    fn long_random_sequences_keep_the_invariants(
+        letters in prop::collection::vec(0..ALPHABET.len(), 200..400)
+    ) {
+        let mut world = World::new();
+        for letter in letters {
+            world.step(ALPHABET[letter]);
+        }
+        world.finish();
+    }
+}

@@ -1,0 +1,197 @@
+//! Messages that wait: listed, changed, cancelled, interrupted, and kept over
+//! the death of a broker. On the scripted provider.
+
+use ade_tests::ade::Ade;
+use ade_tests::rpc::Rpc;
+use ade_tests::wait::wait_until;
+use serde_json::{Value, json};
+
+fn started(config: &str) -> (Ade, Rpc, String) {
+    let mut ade = Ade::new().with_config(config);
+    ade.serve();
+    let mut rpc = ade.rpc();
+    let lane = ade.lane("one");
+    let chat = ade.chat(&mut rpc, "scripted", &lane, json!({}));
+    (ade, rpc, chat)
+}
+
+/// A chat whose turn hangs after a word, with these messages behind it.
+fn waiting(config: &str, messages: &[&str]) -> (Ade, Rpc, String, String, Vec<String>) {
+    let (ade, mut rpc, chat) = started(config);
+    let (running, after) = ade.send(&mut rpc, &chat, "!emit begun\n!hang");
+    rpc.subscribe(&chat, after);
+    rpc.event("a word", |envelope| envelope["event"]["type"] == "text");
+    let queued = messages
+        .iter()
+        .map(|message| ade.send(&mut rpc, &chat, message).0)
+        .collect();
+    (ade, rpc, chat, running, queued)
+}
+
+fn prompts(queue: &Value) -> Vec<&str> {
+    let all = queue["messages"].as_array().expect("messages");
+    all.iter()
+        .filter_map(|message| message["prompt"].as_str())
+        .collect()
+}
+
+/// The user's messages of a transcript, in order.
+fn said(ade: &Ade, chat: &str) -> Vec<String> {
+    ade.transcript(chat)
+        .iter()
+        .filter(|line| line["event"]["type"] == "user_message")
+        .filter_map(|line| line["event"]["text"].as_str().map(str::to_owned))
+        .collect()
+}
+
+#[test]
+fn waiting_messages_are_listed_changed_and_cancelled_until_they_are_sent() {
+    let (ade, mut rpc, chat, running, queued) = waiting("", &["one", "two", "three"]);
+    let list = rpc.call("chat.queue", json!({"sessionId": chat}));
+    assert_eq!(prompts(&list), ["one", "two", "three"]);
+    let edited = json!({"sessionId": chat, "turnId": queued[1], "prompt": "changed"});
+    rpc.call("chat.queue_edit", edited);
+    let left = rpc.call(
+        "chat.queue_cancel",
+        json!({"sessionId": chat, "turnId": queued[0]}),
+    );
+    assert_eq!(prompts(&left), ["changed", "three"]);
+    let events = rpc.until_done(&queued[0]);
+    let done = events.last().expect("an event");
+    assert_eq!(done["event"]["status"], "interrupted");
+    for (turn, kind) in [(&running, "already_sending"), (&queued[0], "not_found")] {
+        let refused = rpc
+            .try_call(
+                "chat.queue_cancel",
+                json!({"sessionId": chat, "turnId": turn}),
+            )
+            .expect_err("it does not wait");
+        assert_eq!(refused.kind, kind, "{refused:?}");
+    }
+    ade.expect_code(0, &["chat", "queue", "edit", &chat, &queued[2], "last"]);
+    let (table, _) = ade.expect_code(0, &["chat", "queue", "list", &chat]);
+    assert!(
+        table.contains("changed") && table.contains("last"),
+        "{table}"
+    );
+    rpc.call("chat.abort", json!({"sessionId": chat}));
+    rpc.until_done(&queued[2]);
+    assert_eq!(said(&ade, &chat)[1..], ["changed", "last"]);
+}
+
+#[test]
+fn a_full_queue_says_so_at_once() {
+    let many: Vec<String> = (0..32).map(|n| format!("message {n}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let (_ade, mut rpc, chat, _, _) = waiting("", &many);
+    let refused = rpc
+        .try_call(
+            "chat.send",
+            json!({"sessionId": chat, "prompt": "too much"}),
+        )
+        .expect_err("the queue is full");
+    assert_eq!(refused.kind, "queue_full");
+}
+
+#[test]
+fn a_message_goes_before_the_queue_and_the_same_agent_goes_on() {
+    let (ade, mut rpc, chat, running, queued) = waiting("", &["behind"]);
+    let asked = json!({"sessionId": chat, "prompt": "rather this", "mode": "continue"});
+    let done = rpc.call("chat.interrupt", asked);
+    assert_eq!(done["ended"], running.as_str());
+    rpc.until_done(&queued[0]);
+    assert_eq!(said(&ade, &chat)[1..], ["rather this", "behind"]);
+    assert_eq!(ade.session(&chat)["generation"], 1, "the same worker");
+}
+
+#[test]
+fn a_cleared_queue_comes_back_for_a_moment_only() {
+    let (ade, mut rpc, chat, _, queued) = waiting("", &["one", "two"]);
+    let asked = json!({"sessionId": chat, "prompt": "!emit x\n!hang", "mode": "replace"});
+    let done = rpc.call("chat.interrupt", asked.clone());
+    assert_eq!(done["cleared"], 2);
+    let back = rpc.call("chat.queue_recover", json!({"sessionId": chat}));
+    let all = prompts(&back).len();
+    assert!(all >= 2, "{back}");
+    rpc.event("the new turn", |envelope| envelope["event"]["text"] == "x");
+    rpc.call("chat.abort", json!({"sessionId": chat}));
+    rpc.until_done(&queued[1]);
+    assert_eq!(said(&ade, &chat)[2..], ["one", "two"]);
+    drop(ade);
+
+    let (_ade, mut rpc, chat, _, queued) = waiting("[turns]\nqueue_recovery_ms = 100\n", &["one"]);
+    rpc.call("chat.interrupt", {
+        let mut asked = asked;
+        asked["sessionId"] = chat.as_str().into();
+        asked
+    });
+    let events = rpc.until_done(&queued[0]);
+    assert_eq!(
+        events.last().expect("an event")["event"]["status"],
+        "interrupted"
+    );
+    rpc.try_call("chat.queue_recover", json!({"sessionId": chat}))
+        .expect_err("the moment is over");
+}
+
+#[test]
+fn what_waited_when_a_broker_ended_is_neither_lost_nor_doubled() {
+    for politely in [true, false] {
+        let (mut ade, rpc, chat, _, queued) = waiting("", &["one", "two"]);
+        drop(rpc);
+        if politely {
+            ade.stop_broker();
+        } else {
+            let worker = ade.session(&chat)["workerPid"].as_i64().expect("a pid");
+            ade.kill_broker();
+            ade_tests::ade::signal(
+                i32::try_from(worker).expect("a pid"),
+                ade_leases::process::Signal::SIGKILL,
+            );
+        }
+        ade.serve();
+        let mut rpc = ade.rpc();
+        let list = wait_until("the queue", || {
+            let list = rpc.call("chat.queue", json!({"sessionId": chat}));
+            (list["messages"].as_array().map(Vec::len) == Some(2)).then_some(list)
+        });
+        assert_eq!(list["held"], true, "{list}");
+        assert_eq!(ade.session(&chat)["queued"], 2);
+        let (last, after) = ade.send(&mut rpc, &chat, "three");
+        rpc.subscribe(&chat, after);
+        rpc.until_done(&last);
+        assert_eq!(
+            said(&ade, &chat)[1..],
+            ["one", "two", "three"],
+            "politely: {politely}"
+        );
+        assert_eq!(queued.len(), 2);
+    }
+}
+
+#[test]
+fn twenty_messages_at_once_start_one_worker() {
+    let (ade, mut rpc, chat) = started("");
+    let senders: Vec<_> = (0..20)
+        .map(|n| {
+            let (mut rpc, chat) = (ade.rpc(), chat.clone());
+            std::thread::spawn(move || {
+                let asked = json!({"sessionId": chat, "prompt": format!("message {n}")});
+                rpc.call("chat.send", asked)["turnId"]
+                    .as_str()
+                    .map(str::to_owned)
+            })
+        })
+        .collect();
+    rpc.subscribe(&chat, 0);
+    for sender in senders {
+        sender.join().expect("a sender").expect("a turn");
+    }
+    for _ in 0..20 {
+        rpc.event("the end of a turn", |envelope| {
+            envelope["event"]["type"] == "done"
+        });
+    }
+    assert_eq!(ade.session(&chat)["generation"], 1);
+    assert_eq!(said(&ade, &chat).len(), 20);
+}
