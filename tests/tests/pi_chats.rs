@@ -3,8 +3,8 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::path::Path;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ade_leases::lease;
@@ -27,10 +27,20 @@ const HELLO: &str = "Hello from the fake model.";
 const SOON: Duration = Duration::from_secs(5);
 
 #[track_caller]
-fn lease_of(file: &Path) -> std::path::PathBuf {
+fn lease_of(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push(".ade-lease");
     name.into()
+}
+
+/// The session files below a store.
+fn sessions_in(store: &Path) -> Vec<PathBuf> {
+    let folders = fs::read_dir(store).unwrap().flatten();
+    let files = folders.flat_map(|folder| fs::read_dir(folder.path()).unwrap().flatten());
+    let files = files.map(|file| file.path());
+    files
+        .filter(|file| file.extension().is_some_and(|ending| ending == "jsonl"))
+        .collect()
 }
 
 #[test]
@@ -109,7 +119,7 @@ fn six_chats_in_three_lanes_stream_at_once() {
         assert_eq!(owner::read(&file).unwrap(), Owner::Owned(claim));
     }
     pi.wait_only_broker(SOON);
-    assert_eq!(pi.ade.litter(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(pi.ade.litter(), Vec::<PathBuf>::new());
 }
 
 #[test]
@@ -276,7 +286,7 @@ fn an_abort_ends_a_running_command() {
 
 #[test]
 fn a_chat_goes_on_in_a_new_worker() {
-    let pi = PiAde::serve_with("[providers.pi]\nidle_put_away_ms = 1500\n");
+    let mut pi = PiAde::serve_with("[providers.pi]\nidle_put_away_ms = 1500\n");
     let chat = pi.chat("lane", "fake/fake-echo", "full-auto");
     assert_eq!(text_of(&pi.completed(&chat, "one")), "one");
     let file = pi.session_file(&chat);
@@ -289,8 +299,113 @@ fn a_chat_goes_on_in_a_new_worker() {
     });
     assert_eq!(text_of(&pi.completed(&chat, "three")), "one\ntwo\nthree");
     assert_eq!(pi.ade.session(&chat)["generation"], 3);
+    assert_eq!(pi.ade.stop_broker(), Some(0));
+    pi.ade.serve();
+    let all = "one\ntwo\nthree\nfour";
+    assert_eq!(
+        text_of(&pi.completed(&chat, "four")),
+        all,
+        "after a new broker"
+    );
     assert_eq!(pi.session_file(&chat), file);
     one_branch(&file, &pi.ade.lane("lane"));
+}
+
+#[test]
+fn a_session_goes_to_and_fro_between_ade_and_the_users_own_pi() {
+    let pi = PiAde::serve();
+    let lane = pi.ade.lane("lane");
+    let installed = ade_tests::agents::pi();
+    let own = |args: &[&str]| {
+        let output = Command::new(&installed.node)
+            .arg(installed.package_root.join("dist/bundle/cli.js"))
+            .args(["--offline", "-p", "--model", "fake/fake-echo"])
+            .args(args)
+            .current_dir(&lane)
+            .env("HOME", pi.ade.user_home())
+            .env("PI_CODING_AGENT_DIR", pi.ade.agent_dir())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        String::from_utf8_lossy(&output.stdout)
+            .trim_end()
+            .to_owned()
+    };
+    assert_eq!(own(&["one"]), "one");
+    let file = sessions_in(&pi.ade.agent_dir().join("sessions"))
+        .pop()
+        .unwrap();
+    let file = file.display().to_string();
+    let chat = pi.chat_with("lane", json!({"sessionFile": file}));
+    assert_eq!(text_of(&pi.completed(&chat, "two")), "one\ntwo");
+    pi.stop(&chat);
+    assert_eq!(own(&["--session", &file, "three"]), "one\ntwo\nthree");
+    assert_eq!(
+        text_of(&pi.completed(&chat, "four")),
+        "one\ntwo\nthree\nfour"
+    );
+    one_branch(Path::new(&file), &lane);
+}
+
+#[test]
+fn messages_arrive_as_they_were_written() {
+    let pi = PiAde::serve();
+    let chat = pi.chat("lane", "fake/fake-echo", "default");
+    let long = "0123456789abcdef".repeat(65_536);
+    let mut said = Vec::new();
+    for text in [
+        "  spaces around \n and lines\r\n\n",
+        "/help is no command of ours",
+        "-dash --yes",
+        "é 日本 🦀\u{2028}\u{2029}\u{feff} \u{1b}[31m \"quoted\" \\ {}",
+        long.as_str(),
+    ] {
+        said.push(text);
+        let answer = text_of(&pi.completed(&chat, text));
+        assert!(
+            answer == said.join("\n"),
+            "after {:?}",
+            &text[..text.len().min(60)]
+        );
+        assert!(pi.contexts().pop().unwrap() == said);
+    }
+    let transcript = pi.ade.transcript(&chat);
+    let told = of_type(&transcript, "user_message");
+    let told: Vec<&str> = told
+        .iter()
+        .filter_map(|event| event["text"].as_str())
+        .collect();
+    assert!(told == said);
+}
+
+#[test]
+fn two_questions_at_once_are_answered_in_any_order() {
+    let pi = PiAde::serve();
+    let lane = pi.ade.lane("lane");
+    let chat = pi.chat("lane", "fake/fake-text", "default");
+    let both = format!("{} {} PARALLEL", bash("touch a"), bash("touch b"));
+    let (mut rpc, turn) = pi.send(&chat, &both);
+    let cards = [next_card(&mut rpc), next_card(&mut rpc)];
+    let file = |card: &Value| card["payload"]["message"].as_str().unwrap()[6..].to_owned();
+    answer(&mut rpc, &cards[1], "allow");
+    wait_true("the second call runs", || {
+        lane.join(file(&cards[1])).exists()
+    });
+    assert!(!lane.join(file(&cards[0])).exists());
+    answer(&mut rpc, &cards[0], "deny");
+    let events = rpc.until_done(&turn);
+    assert_eq!(status_of(&events), "completed");
+    let ok = |event: &&Value| event["ok"] == true;
+    assert_eq!(
+        of_type(&events, "tool_result")
+            .iter()
+            .filter(|one| ok(one))
+            .count(),
+        1
+    );
+    assert!(!lane.join(file(&cards[0])).exists());
 }
 
 #[test]
@@ -356,7 +471,7 @@ fn a_session_file_of_nobody_or_of_another_lane_is_refused() {
     }
     assert_eq!(fs::read(&file).unwrap(), before);
     pi.wait_only_broker(SOON);
-    assert_eq!(pi.ade.litter(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(pi.ade.litter(), Vec::<PathBuf>::new());
 }
 
 #[test]
@@ -682,10 +797,18 @@ fn run_prints_the_answer_and_nothing_else() {
     assert_eq!(stdout, "I will use a tool.\nThe tool is done.\n");
     assert!(ran.exists());
 
+    // What a command prints does not steer the terminal.
+    let colours = bash(r"printf '\033[31mred\033[0m \377\a'; exit 7");
+    let (_, stderr) = expect(0, run(&["fake/fake-text", "--yes", &colours]));
+    assert!(
+        stderr.contains("red") && !stderr.contains(['\x1b', '\x07']),
+        "{stderr:?}"
+    );
+
     pi.ade.expect_code(0, &["stop"]);
     pi.ade.expect_code(5, &["status"]);
     pi.ade.wait_empty(SOON);
-    assert_eq!(pi.ade.litter(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(pi.ade.litter(), Vec::<PathBuf>::new());
 }
 
 #[test]
@@ -737,6 +860,29 @@ fn a_flood_of_fragments_arrives_whole() {
         before,
         "the user's settings are not ours"
     );
+}
+
+#[test]
+fn keys_and_session_folders_come_from_the_environment() {
+    let mut pi = PiAde::without_broker(&[]);
+    let models = pi.ade.agent_dir().join("models.json");
+    let text = fs::read_to_string(&models).unwrap();
+    fs::write(&models, text.replace("sk-fake", "$MY_FAKE_KEY")).unwrap();
+    let folder = pi.ade.root().join("sessions of mine");
+    pi.ade = pi
+        .ade
+        .with_env("MY_FAKE_KEY", "sk-from-the-environment")
+        .with_env("PI_CODING_AGENT_SESSION_DIR", &folder.display().to_string());
+    pi.ade.serve();
+    let chat = pi.chat("lane", "fake/fake-echo", "default");
+    pi.completed(&chat, "one");
+    let headers = pi.model.requests()[0]["headers"].clone();
+    assert_eq!(headers["authorization"], "Bearer sk-from-the-environment");
+    let file = pi.session_file(&chat);
+    assert_eq!(file.parent(), Some(folder.as_path()));
+    pi.stop(&chat);
+    assert_eq!(text_of(&pi.completed(&chat, "two")), "one\ntwo");
+    assert_eq!(pi.session_file(&chat), file);
 }
 
 #[test]
@@ -809,7 +955,7 @@ fn stop_ends_every_turn_once() {
         assert_eq!(status_of(&pi.ade.transcript(chat)), "interrupted");
     }
     assert!(!pi.ade.lane("lane").join("ran").exists());
-    assert_eq!(pi.ade.litter(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(pi.ade.litter(), Vec::<PathBuf>::new());
     let resolved = wait_within("the card's end", SOON, || {
         let transcript = pi.ade.transcript(&asking);
         of_type(&transcript, "card_resolved")

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ade_leases::lease;
 use ade_leases::process::Signal;
-use ade_tests::ade::{Ade, signal};
+use ade_tests::ade::{Ade, is_alive, signal};
 use ade_tests::pi::{
     PiAde, answer, bash, error_of, next, next_card, of_type, one_branch, status_of,
 };
@@ -119,6 +119,30 @@ fn f05_a_message_sent_again_stands_once_in_the_context() {
     let (chat, mut rpc, turn) = wedged(&pi, "lost", 3000);
     let events = rpc.until_done(&turn);
     was_sent_again(&pi, &chat, &events, "lost", "stopped responding");
+}
+
+/// Stops a process of a silent turn for good; the watchdog must get past it.
+#[track_caller]
+fn freeze(which: &str) {
+    let config = "[worker]\neof_grace_ms = 300\n\
+        [providers.pi]\ndispose_grace_ms = 500\nterm_to_kill_ms = 500\n";
+    let pi = PiAde::serve_with(config);
+    let (chat, mut rpc, turn) = wedged(&pi, "lost", 1500);
+    let frozen = pid(&pi, &chat, which);
+    signal(frozen, Signal::SIGSTOP);
+    let events = rpc.until_done(&turn);
+    was_sent_again(&pi, &chat, &events, "lost", "stopped responding");
+    assert!(!is_alive(frozen), "{which}");
+}
+
+#[test]
+fn a_frozen_host_is_replaced() {
+    freeze("hostPid");
+}
+
+#[test]
+fn a_frozen_worker_is_replaced() {
+    freeze("workerPid");
 }
 
 #[test]
@@ -396,7 +420,7 @@ fn a_new_broker_ends_what_a_killed_worker_left() {
     assert_eq!(pi.ade.litter(), Vec::<PathBuf>::new());
 }
 
-// ---- a Pi that cannot be used
+// ---- an installation and a configuration that do not fit
 
 /// Runs a command without the keys that a developer's environment may hold.
 fn without_keys(ade: &Ade, args: &[&str]) -> Output {
@@ -436,6 +460,61 @@ fn a_pi_without_a_usable_model_says_what_to_do() {
             assert_eq!(text, broken, "the user's file is not ours to write");
         }
     }
+}
+
+#[test]
+fn extensions_that_fail_are_told_and_cost_no_more() {
+    let pi = PiAde::serve();
+    let extensions = pi.ade.agent_dir().join("extensions");
+    fs::create_dir(&extensions).unwrap();
+    let file = extensions.join("broken.ts");
+    fs::write(&file, "throw new Error(\"boom at load\");").unwrap();
+    let chat = pi.chat("lane", "fake/fake-text", "full-auto");
+    let (mut rpc, turn) = pi.send(&chat, "hello");
+    let events = rpc.until_done(&turn);
+    assert_eq!(text_of(&events), HELLO);
+    let notices = of_type(&events, "notice");
+    assert_eq!(notices.len(), 1, "{events:#?}");
+    let notice = notices[0]["message"].as_str().unwrap();
+    assert!(
+        notice.contains("boom at load") && notice.contains("broken.ts"),
+        "{notice}"
+    );
+    pi.stop(&chat);
+
+    let exits = r#"export default (pi) => pi.on("tool_call", () => {
+        console.error("my last words"); process.exit(3);
+    });"#;
+    fs::write(&file, exits).unwrap();
+    let events = pi.ade.turn(&chat, &bash("true"));
+    assert_eq!(status_of(&events), "failed");
+    let error = error_of(&events);
+    assert_eq!(error["category"], "exited");
+    assert!(
+        error["message"].as_str().unwrap().contains("exit code 3"),
+        "{error}"
+    );
+    assert!(
+        error["detail"].as_str().unwrap().contains("my last words"),
+        "{error}"
+    );
+    fs::remove_file(&file).unwrap();
+    assert_eq!(text_of(&pi.completed(&chat, "hello")), HELLO);
+}
+
+#[test]
+fn a_lane_that_is_gone_is_named() {
+    let pi = PiAde::serve();
+    let chat = pi.chat("lane", "fake/fake-text", "full-auto");
+    let lane = pi.ade.lane("lane");
+    fs::remove_dir(&lane).unwrap();
+    let (_, stderr) = pi
+        .ade
+        .expect_code(2, &["chat", "send", &chat, "--wait", "hello"]);
+    assert!(stderr.contains(&path(&lane)), "{stderr}");
+    assert_eq!(error_of(&pi.ade.transcript(&chat))["category"], "not_found");
+    fs::create_dir(&lane).unwrap();
+    assert_eq!(text_of(&pi.completed(&chat, "hello")), HELLO);
 }
 
 /// A package root that holds only a manifest.
