@@ -92,8 +92,7 @@ impl Ade {
     #[track_caller]
     pub fn with_pi(self, base_url: &str) -> Self {
         let pi = crate::agents::pi();
-        crate::fake_model::write_agent_dir(&self.agent_dir(), base_url)
-            .expect("the agent folder");
+        crate::fake_model::write_agent_dir(&self.agent_dir(), base_url).expect("the agent folder");
         self.with_env(
             "ADE_PI_PACKAGE_ROOT",
             &pi.package_root.display().to_string(),
@@ -208,25 +207,36 @@ impl Ade {
     /// When it does not.
     #[track_caller]
     pub fn serve(&mut self) -> u32 {
+        self.serve_with(|command| command)
+    }
+
+    /// The same with a command that was changed, or one that becomes it.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    #[track_caller]
+    pub fn serve_with(&mut self, change: impl FnOnce(Command) -> Command) -> u32 {
         let log = self.root.path().join("serve.err");
         let errors = fs::File::options()
             .create(true)
             .append(true)
             .open(&log)
             .expect("serve.err");
-        let mut child = self
-            .command(&["serve"])
-            .stdout(Stdio::null())
-            .stderr(errors)
-            .spawn()
-            .expect("starting the broker");
+        let mut command = self.command(&["serve"]);
+        command.stdout(Stdio::null()).stderr(errors);
+        let mut child = change(command).spawn().expect("starting the broker");
         let pid = child.id();
         wait_until("the broker answers", || {
             if let Ok(Some(status)) = child.try_wait() {
                 let said = fs::read_to_string(&log).unwrap_or_default();
                 panic!("the broker ended with {status}: {said}");
             }
-            std::os::unix::net::UnixStream::connect(self.socket()).ok()
+            let moved = self
+                .env
+                .iter()
+                .find(|(name, _)| name == "ADE_RPC_SOCKET_PATH");
+            let socket = moved.map_or_else(|| self.socket(), |(_, path)| path.into());
+            std::os::unix::net::UnixStream::connect(socket).ok()
         });
         self.broker = Some(child);
         pid
@@ -240,6 +250,48 @@ impl Ade {
     pub fn broker_pid(&self) -> i32 {
         let id = self.broker.as_ref().expect("a broker").id();
         i32::try_from(id).expect("a pid")
+    }
+
+    /// Starts a broker that takes the running one's place, and waits for both:
+    /// for the old one's end and for the new one's answer. Returns its pid.
+    ///
+    /// # Panics
+    /// When one of them does not come.
+    #[track_caller]
+    pub fn replace(&mut self) -> u32 {
+        let mut old = self.broker.take().expect("a broker");
+        let mut new = self
+            .command(&["serve", "--replace"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("starting the successor");
+        let status = wait_until("the old broker ends", || old.try_wait().ok().flatten());
+        assert!(status.success(), "{status}");
+        wait_until("the successor answers", || {
+            assert_eq!(new.try_wait().expect("its status"), None);
+            std::os::unix::net::UnixStream::connect(self.socket()).ok()
+        });
+        let pid = new.id();
+        self.broker = Some(new);
+        pid
+    }
+
+    /// Whether [`Ade::serve`] started a broker that was not ended.
+    #[must_use]
+    pub fn has_broker(&self) -> bool {
+        self.broker.is_some()
+    }
+
+    /// Waits for the end of a broker that somebody else has told to stop.
+    ///
+    /// # Panics
+    /// When it does not end, or with another code.
+    #[track_caller]
+    pub fn expect_broker_ended(&mut self, code: i32) {
+        let mut child = self.broker.take().expect("a broker");
+        let status = wait_until("the broker ends", || child.try_wait().ok().flatten());
+        assert_eq!(status.code(), Some(code), "{status}");
     }
 
     /// Kills the broker with SIGKILL and reaps it.

@@ -10,4 +10,5 @@ pub mod agents;
 pub mod fake_model;
 pub mod pi;
 pub mod rpc;
+pub mod turns;
 pub mod wait;

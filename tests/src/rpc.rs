@@ -32,6 +32,13 @@ pub struct RpcFailure {
     pub kind: String,
 }
 
+impl Drop for Rpc {
+    /// Ends the connection: the reading thread has a handle of its own.
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+}
+
 impl Rpc {
     /// Connects and initializes.
     ///
@@ -55,6 +62,10 @@ impl Rpc {
     pub fn connect_raw(socket: &Path) -> Self {
         let stream = UnixStream::connect(socket)
             .unwrap_or_else(|e| panic!("connecting to {}: {e}", socket.display()));
+        Self::over(stream, 1)
+    }
+
+    fn over(stream: UnixStream, next_id: u64) -> Self {
         let reader = stream.try_clone().expect("a second handle");
         let (tx, lines) = channel();
         std::thread::spawn(move || {
@@ -70,7 +81,7 @@ impl Rpc {
         Self {
             stream,
             lines,
-            next_id: 1,
+            next_id,
             early: Vec::new(),
         }
     }
@@ -104,7 +115,8 @@ impl Rpc {
     pub fn request(&mut self, method: &str, params: Value) -> Result<Value, RpcFailure> {
         let id = self.next_id;
         self.next_id += 1;
-        let request = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
+        let mut request = json!({"jsonrpc": "2.0", "id": id, "method": method});
+        request["params"] = params;
         self.write(format!("{request}\n").as_bytes());
         let until = Instant::now() + PATIENCE;
         loop {
@@ -138,10 +150,9 @@ impl Rpc {
     /// What the broker answered.
     #[track_caller]
     pub fn try_call(&mut self, action: &str, arguments: Value) -> Result<Value, RpcFailure> {
-        self.request(
-            "ade/actions/call",
-            json!({"name": action, "arguments": arguments}),
-        )
+        let mut call = json!({"name": action});
+        call["arguments"] = arguments;
+        self.request("ade/actions/call", call)
     }
 
     /// Calls an action that must work.
@@ -198,6 +209,66 @@ impl Rpc {
                 return events;
             }
         }
+    }
+}
+
+/// A client that subscribes and then reads nothing, until it wakes.
+#[derive(Debug)]
+pub struct Deaf {
+    stream: UnixStream,
+    next_id: u64,
+}
+
+impl Deaf {
+    /// Connects, initializes and subscribes to one session.
+    ///
+    /// # Panics
+    /// When the broker refuses.
+    #[must_use]
+    #[track_caller]
+    pub fn subscribe(socket: &Path, session: &str, after: u64) -> Self {
+        let stream = UnixStream::connect(socket).expect("a connection");
+        let mut deaf = Self { stream, next_id: 1 };
+        let hello = json!({"protocolVersion": 2, "clientName": "deaf"});
+        deaf.request("ade/initialize", &hello);
+        let wanted = json!({"sessionId": session, "afterSequence": after});
+        deaf.request("ade/events/subscribe", &wanted);
+        deaf
+    }
+
+    /// Asks and reads exactly the one line of the answer.
+    #[track_caller]
+    fn request(&mut self, method: &str, params: &Value) {
+        use std::io::Read;
+        let id = self.next_id;
+        self.next_id += 1;
+        let request = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
+        let line = format!("{request}\n");
+        self.stream.write_all(line.as_bytes()).expect("a request");
+        self.stream
+            .set_read_timeout(Some(PATIENCE))
+            .expect("a timeout");
+        let mut answer = Vec::new();
+        while answer.last() != Some(&b'\n') {
+            let mut byte = [0];
+            self.stream.read_exact(&mut byte).expect("an answer");
+            answer.push(byte[0]);
+        }
+        let answer: Value = serde_json::from_slice(&answer).expect("JSON");
+        assert_eq!(
+            (&answer["id"], &answer["error"]),
+            (&json!(id), &Value::Null)
+        );
+    }
+
+    /// Reads from now on.
+    ///
+    /// # Panics
+    /// When the stream cannot be used.
+    #[must_use]
+    pub fn wake(self) -> Rpc {
+        self.stream.set_read_timeout(None).expect("no timeout");
+        Rpc::over(self.stream, self.next_id)
     }
 }
 

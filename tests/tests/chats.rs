@@ -1,0 +1,345 @@
+//! Chats: many at once, their transcripts and session files, the queue, and
+//! going on in a new worker.
+
+use std::fs;
+
+use ade_leases::lease;
+use ade_leases::session_file;
+use ade_tests::ade::Ade;
+use ade_tests::rpc::text_of;
+use ade_tests::turns::{dones, ended, lease_file, of_turn, of_type, owner_file};
+use serde_json::{Value, json};
+
+/// Text whose bytes are easily damaged on the way.
+const ODD: &str =
+    "Grüße \u{1F980}\u{200D} tab\there \u{2028} \\n \"quoted\" e\u{301} </script> \u{7f}";
+
+fn started() -> Ade {
+    let mut ade = Ade::new();
+    ade.serve();
+    ade
+}
+
+/// The users' messages in a session file.
+fn said(file: &std::path::Path) -> Vec<String> {
+    let text = fs::read_to_string(file).unwrap();
+    let entries = text
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    entries
+        .filter(|entry| entry["message"]["role"] == "user")
+        .map(|entry| {
+            let text = entry["message"]["content"][0]["text"].as_str();
+            text.unwrap().to_owned()
+        })
+        .collect()
+}
+
+#[test]
+fn six_chats_in_three_lanes_stream_at_once_and_leave_whole_files() {
+    let ade = started();
+    let mut rpc = ade.rpc();
+    let lanes = ["one", "two", "three"].map(|name| ade.lane(name));
+    let chats: Vec<String> = (0..6)
+        .map(|n| ade.chat(&mut rpc, "scripted", &lanes[n / 2], json!({})))
+        .collect();
+    // Two that never end by themselves: a slow one and a faster one.
+    let mut endless = Vec::new();
+    for (chat, pause) in [(&chats[0], 100), (&chats[1], 20)] {
+        let (turn, after) = ade.send(&mut rpc, chat, &format!("!words 1000000 {pause}"));
+        let mut watch = ade.rpc();
+        watch.subscribe(chat, after);
+        watch.event("the stream has begun", |e| e["event"]["type"] == "text");
+        endless.push((chat, turn, watch));
+    }
+    // The other four run from end to end beside them, all at once.
+    let sent: Vec<_> = chats[2..]
+        .iter()
+        .map(|chat| {
+            let prompt = format!("{ODD} for {chat}");
+            let (turn, after) = ade.send(&mut rpc, chat, &prompt);
+            (chat, turn, after, prompt)
+        })
+        .collect();
+    for (chat, turn, after, prompt) in &sent {
+        let mut watch = ade.rpc();
+        watch.subscribe(chat, *after);
+        let events = watch.until_done(turn);
+        assert_eq!(ended(&events), "completed");
+        assert_eq!(text_of(&events), format!("You said: {prompt}"));
+        let lines = of_turn(&ade.checked_transcript(chat), turn);
+        assert_eq!(lines, events, "what was shown is what is on disk");
+    }
+    let files: Vec<_> = chats.iter().map(|chat| ade.session_file(chat)).collect();
+    for (chat, file) in chats.iter().zip(&files) {
+        assert!(lease::is_held(file) && lease_file(file).exists(), "{chat}");
+        assert_eq!(ade.session(chat)["leaseHeld"], true);
+    }
+    for (chat, turn, watch) in &mut endless {
+        let before = ade.session(chat)["lastSequence"].as_u64();
+        watch.event("the stream goes on", |e| {
+            e["sequence"].as_u64() > before && e["event"]["type"] == "text"
+        });
+        rpc.call("chat.abort", json!({"sessionId": chat}));
+        let events = watch.until_done(turn);
+        assert_eq!(ended(&events), "interrupted");
+        let lines = of_turn(&ade.checked_transcript(chat), turn);
+        let text = text_of(&lines);
+        let words: Vec<&str> = text.split_terminator(' ').collect();
+        for (n, word) in words.iter().enumerate() {
+            assert_eq!(*word, format!("word{}", n + 1));
+        }
+    }
+    for (n, (chat, file)) in chats.iter().zip(&files).enumerate() {
+        rpc.call("chat.stop", json!({"sessionId": chat}));
+        assert!(ade.is_free(file), "{chat}");
+        assert!(owner_file(file).exists(), "{chat}");
+        let owner: Value = serde_json::from_slice(&fs::read(owner_file(file)).unwrap()).unwrap();
+        assert_eq!(owner["ownerSessionId"], chat.as_str());
+        let report = session_file::check(file).unwrap();
+        assert!(report.forks.is_empty() && report.orphans == 0, "{report:?}");
+        assert!(report.objections().is_empty(), "{report:?}");
+        let header = fs::read_to_string(file).unwrap();
+        let header: Value = serde_json::from_str(header.lines().next().unwrap()).unwrap();
+        assert_eq!(header["cwd"], lanes[n / 2].display().to_string());
+    }
+    assert_eq!(ade.litter(), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn a_chat_goes_on_in_a_new_worker_with_its_file_and_context() {
+    let ade = started();
+    let mut rpc = ade.rpc();
+    let lane = ade.lane("lane");
+    let chat = ade.chat(&mut rpc, "scripted", &lane, json!({}));
+    ade.turn(&chat, "the first");
+    ade.turn(&chat, "the second");
+    let file = ade.session_file(&chat);
+    rpc.call("chat.stop", json!({"sessionId": chat}));
+    assert_eq!(ade.session(&chat)["workerPid"], Value::Null);
+    let events = ade.turn(&chat, "!recall");
+    assert_eq!(text_of(&events), "the first | the second");
+    assert_eq!(ade.session_file(&chat), file);
+    assert_eq!(ade.session(&chat)["generation"], 2);
+
+    // Another chat takes the file over once the first one is stopped.
+    rpc.call("chat.stop", json!({"sessionId": chat}));
+    let named = json!({"sessionFile": file.display().to_string()});
+    let other = ade.chat(&mut rpc, "scripted", &lane, named);
+    let events = ade.turn(&other, "!recall");
+    assert_eq!(text_of(&events), "the first | the second | !recall");
+    assert_eq!(ade.session_file(&other), file);
+    assert_eq!(said(&file).len(), 4);
+    let report = session_file::check(&file).unwrap();
+    assert!(report.forks.is_empty(), "{report:?}");
+    let _ = ade.checked_transcript(&chat);
+    let _ = ade.checked_transcript(&other);
+}
+
+#[test]
+fn a_file_that_another_writer_holds_is_refused_with_who_and_since_when() {
+    let ade = started();
+    let mut rpc = ade.rpc();
+    let lane = ade.lane("lane");
+    let holder = ade.chat(&mut rpc, "scripted", &lane, json!({}));
+    ade.turn(&holder, "mine");
+    let file = ade.session_file(&holder);
+    let worker = ade.session(&holder)["workerPid"].to_string();
+    let record: Value = serde_json::from_slice(&fs::read(lease_file(&file)).unwrap()).unwrap();
+    let since = record["acquiredAt"].as_str().unwrap();
+
+    let named = json!({"sessionFile": file.display().to_string()});
+    let other = ade.chat(&mut rpc, "scripted", &lane, named);
+    let events = ade.turn(&other, "mine too");
+    assert_eq!(ended(&events), "failed");
+    let errors = of_type(&events, "error");
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert_eq!(errors[0]["category"], "lease");
+    let detail = errors[0]["detail"].as_str().unwrap();
+    assert_eq!(detail.lines().next(), Some("kind: held"));
+    let message = errors[0]["message"].as_str().unwrap();
+    assert!(message.contains(&worker), "{message}");
+    assert!(message.contains(&since[11..16]), "{message} {since}");
+    assert!(message.contains("stop"), "names the remedy: {message}");
+    assert_eq!(said(&file), ["mine"], "nothing was written beside it");
+
+    let path = file.display().to_string();
+    let lane = lane.display().to_string();
+    let run = [
+        "run",
+        "--provider",
+        "scripted",
+        "--lane",
+        &lane,
+        "--session-file",
+        &path,
+        "x",
+    ];
+    let (_, stderr) = ade.expect_code(4, &run);
+    assert!(stderr.contains(&worker), "{stderr}");
+
+    // The holder is not disturbed, and afterwards the file is free for others.
+    assert_eq!(ended(&ade.turn(&holder, "still mine")), "completed");
+    rpc.call("chat.stop", json!({"sessionId": holder}));
+    assert_eq!(ended(&ade.turn(&other, "now mine")), "completed");
+}
+
+#[test]
+fn messages_wait_in_order_and_an_abort_ends_only_the_running_one() {
+    let ade = started();
+    let mut rpc = ade.rpc();
+    let chat = ade.chat(&mut rpc, "scripted", &ade.lane("lane"), json!({}));
+    let (first, after) = ade.send(&mut rpc, &chat, "!hang");
+    let mut watch = ade.rpc();
+    watch.subscribe(&chat, after);
+    let mut turns = vec![first.clone()];
+    for n in 1..=32 {
+        let prompt = format!("message {n}");
+        let sent = rpc.call("chat.send", json!({"sessionId": chat, "prompt": prompt}));
+        assert_eq!(sent["place"], n);
+        turns.push(sent["turnId"].as_str().unwrap().to_owned());
+    }
+    let one_more = json!({"sessionId": chat, "prompt": "one too many"});
+    let full = rpc.try_call("chat.send", one_more).unwrap_err();
+    assert_eq!(full.kind, "queue_full");
+    assert!(full.message.contains("32"), "{}", full.message);
+    assert_eq!(ade.session(&chat)["queued"], 32);
+
+    // A turn that waits is not the one that runs.
+    let wrong = json!({"sessionId": chat, "turnId": turns[5]});
+    assert_eq!(rpc.call("chat.abort", wrong)["turnId"], Value::Null);
+    ade.wait_state(&chat, "awaiting_first_event");
+    let aborted = rpc.call("chat.abort", json!({"sessionId": chat}));
+    assert_eq!(aborted["turnId"], first.as_str());
+    watch.until_done(turns.last().unwrap());
+    let lines = ade.checked_transcript(&chat);
+    let expected: Vec<(String, String)> = turns
+        .iter()
+        .zip(0..)
+        .map(|(turn, n)| {
+            let status = if n == 0 { "interrupted" } else { "completed" };
+            (turn.clone(), status.to_owned())
+        })
+        .collect();
+    assert_eq!(dones(&lines), expected);
+    for (n, turn) in turns.iter().enumerate().skip(1) {
+        assert_eq!(
+            text_of(&of_turn(&lines, turn)),
+            format!("You said: message {n}")
+        );
+    }
+    // Nothing runs: there is nothing to abort.
+    let aborted = rpc.call("chat.abort", json!({"sessionId": chat}));
+    assert_eq!(aborted["turnId"], Value::Null);
+}
+
+#[test]
+fn a_steer_lands_in_the_running_turn_and_else_becomes_a_turn() {
+    let ade = started();
+    let mut rpc = ade.rpc();
+    let chat = ade.chat(&mut rpc, "scripted", &ade.lane("lane"), json!({}));
+    let (turn, after) = ade.send(&mut rpc, &chat, "!words 1000000 50");
+    let mut watch = ade.rpc();
+    watch.subscribe(&chat, after);
+    watch.event("the stream has begun", |e| e["event"]["type"] == "text");
+    let steered = rpc.call(
+        "chat.steer",
+        json!({"sessionId": chat, "prompt": "to the left"}),
+    );
+    assert_eq!(steered["outcome"], "delivered");
+    let seen = watch.event("the steer's effect", |e| {
+        let text = e["event"]["text"].as_str();
+        text.is_some_and(|text| text.contains("steered: to the left"))
+    });
+    assert_eq!(seen["turnId"], turn.as_str());
+    rpc.call("chat.abort", json!({"sessionId": chat}));
+    watch.until_done(&turn);
+    let lines = ade.checked_transcript(&chat);
+    let users = of_type(&lines, "user_message");
+    let vias: Vec<_> = users.iter().map(|user| &user["via"]).collect();
+    assert_eq!(vias, ["send", "steer"]);
+    assert_eq!(users[1]["text"], "to the left");
+
+    let steered = rpc.call(
+        "chat.steer",
+        json!({"sessionId": chat, "prompt": "hello again"}),
+    );
+    assert_eq!(steered["outcome"], "queued");
+    let turn = steered["turnId"].as_str().unwrap();
+    let lines = ade.wait_done(&chat, turn);
+    assert_eq!(text_of(&of_turn(&lines, turn)), "You said: hello again");
+}
+
+#[test]
+fn events_of_every_kind_reach_client_and_transcript() {
+    let ade = started();
+    let mut rpc = ade.rpc();
+    let chat = ade.chat(&mut rpc, "scripted", &ade.lane("lane"), json!({}));
+    let script = "!reasoning hm\n!tool read a file\n!usage\n!emit said\n!noise banner\n!bad-utf8\n\
+                  !malformed 3\n!turnless\n!long-tool 10\n!env ADE_HOME\n!env HOME";
+    let events = ade.turn(&chat, script);
+    assert_eq!(ended(&events), "completed");
+    assert_eq!(of_type(&events, "reasoning")[0]["text"], "hm");
+    let results = of_type(&events, "tool_result");
+    assert_eq!(
+        (&results[0]["name"], &results[0]["text"]),
+        (&json!("read"), &json!("a file"))
+    );
+    assert_eq!(results[1]["name"], "bash");
+    assert_eq!(of_type(&events, "context_usage")[0]["tokens"], 110);
+    assert_eq!(of_type(&events, "done")[0]["usage"]["totalTokens"], 110);
+    let text = text_of(&events);
+    let home = ade.user_home().display().to_string();
+    assert_eq!(text, format!("saidcaf\u{fffd}unset{home}"));
+    let notices = of_type(&ade.checked_transcript(&chat), "notice");
+    assert_eq!(notices.len(), 1, "{notices:?}");
+
+    let failed = ade.turn(&chat, "!error 429 too many requests");
+    assert_eq!(ended(&failed), "failed");
+    assert_eq!(of_type(&failed, "error")[0]["category"], "rate_limit");
+    // A rate limit is no reason to replace the worker.
+    assert_eq!(ade.session(&chat)["generation"], 1);
+    let unknown = ade.turn(&chat, "!fly away");
+    let error = &of_type(&unknown, "error")[0];
+    assert!(
+        error["message"].as_str().unwrap().contains("!fly"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_model_can_be_chosen_before_and_while_a_worker_runs() {
+    let ade = started();
+    let mut rpc = ade.rpc();
+    let chat = ade.chat(&mut rpc, "scripted", &ade.lane("lane"), json!({}));
+    let set = |rpc: &mut ade_tests::rpc::Rpc, model: &str| {
+        rpc.try_call("chat.model", json!({"sessionId": chat, "model": model}))
+    };
+    set(&mut rpc, "scripted/parrot").unwrap();
+    ade.turn(&chat, "hello");
+    assert_eq!(ade.session(&chat)["model"], "scripted/parrot");
+    set(&mut rpc, "scripted/echo").unwrap();
+    assert_eq!(ade.session(&chat)["model"], "scripted/echo");
+    let error = set(&mut rpc, "scripted/owl").unwrap_err();
+    assert_eq!(error.kind, "model_not_found");
+    assert!(error.message.contains("scripted/owl"), "{}", error.message);
+    assert_eq!(ade.session(&chat)["model"], "scripted/echo");
+}
+
+#[test]
+fn a_deleted_chat_leaves_only_the_agents_own_file() {
+    let ade = started();
+    let mut rpc = ade.rpc();
+    let chat = ade.chat(&mut rpc, "scripted", &ade.lane("lane"), json!({}));
+    let kept = ade.chat(&mut rpc, "scripted", &ade.lane("lane"), json!({}));
+    ade.turn(&chat, "remember me");
+    ade.turn(&kept, "me too");
+    let file = ade.session_file(&chat);
+    rpc.call("chat.delete", json!({"sessionId": chat}));
+    assert!(ade.is_free(&file) && file.exists());
+    let path = format!("transcripts/chat/{chat}.jsonl");
+    assert!(!ade.home().join(path).exists());
+    let gone = rpc.try_call("chat.show", json!({"sessionId": chat}));
+    assert_eq!(gone.unwrap_err().kind, "not_found");
+    assert_eq!(ended(&ade.turn(&kept, "and again")), "completed");
+}
