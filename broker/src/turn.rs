@@ -235,6 +235,8 @@ pub enum Adopted {
 pub struct Legacy {
     /// How often the message went to workers before the one that lives.
     pub sends: u8,
+    /// Whether it was noted as sent to the one that lives.
+    pub noted: bool,
     /// Whether it goes to another worker when that one can't be had: it was
     /// never sent, or it was to be sent again anyway.
     pub resumable: bool,
@@ -810,8 +812,10 @@ impl Machine {
         match self.state {
             State::Starting => self.finish_interrupted(now, out),
             State::AwaitingFirstEvent | State::Streaming | State::AwaitingCard => {
-                out.push(Effect::Withdraw(Withdrawal::Aborted));
+                // In this order: a host that hears the denial first would go
+                // on with the turn.
                 out.push(Effect::Abort(running.id.clone()));
+                out.push(Effect::Withdraw(Withdrawal::Aborted));
                 self.state = State::Interrupting;
                 self.deadline = Some(until);
                 self.quiet = Quiet::Off;
@@ -830,8 +834,9 @@ impl Machine {
             out.extend(rows.into_iter().map(|row| dropped(row.turn, None)));
             self.held = false;
         }
-        out.push(Effect::Withdraw(Withdrawal::ShuttingDown));
+        // In this order: a host that hears the denial first would go on.
         out.push(Effect::Dispose);
+        out.push(Effect::Withdraw(Withdrawal::ShuttingDown));
         self.quiet = Quiet::Off;
         match self.state {
             // The worker is on its way out: the next message needs another one.
@@ -928,6 +933,11 @@ impl Machine {
         match self.state {
             State::Attaching if running.stop_requested => self.finish_interrupted(now, out),
             State::Attaching if resumable => {
+                // Whether it got there nobody can tell any more, so it counts.
+                let noted = self.legacy.is_some_and(|legacy| legacy.noted);
+                if let Some(running) = &mut self.running {
+                    running.sends += u8::from(noted);
+                }
                 self.resume();
                 out.push(Effect::Acquire);
             }

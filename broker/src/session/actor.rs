@@ -54,6 +54,9 @@ pub(super) struct Actor {
     pub(super) starting: Option<Starting>,
     pub(super) departing: Option<Departing>,
     pub(super) epoch: u64,
+    /// Starts that were cancelled and have not ended yet: each may have a
+    /// worker that is being seen off.
+    pub(super) cancelled_starts: usize,
     /// For tasks that report back; weak, so that they don't keep the actor.
     pub(super) tx: mpsc::WeakSender<Command>,
     pub(super) stop_replies: Vec<oneshot::Sender<()>>,
@@ -104,6 +107,7 @@ impl Actor {
             starting: None,
             departing: None,
             epoch: 0,
+            cancelled_starts: 0,
             tx,
             stop_replies: Vec::new(),
             detach_replies: Vec::new(),
@@ -370,6 +374,7 @@ impl Actor {
             stop_reason,
             usage,
         });
+        self.forget_answers();
         self.owed.push(Owed {
             turn: turn.clone(),
             status,
@@ -582,9 +587,12 @@ impl Actor {
     fn answer_stops(&mut self) {
         let busy = self.worker.is_some()
             || self.starting.is_some()
+            || self.cancelled_starts > 0
             || self.departing.is_some()
             || self.machine.state() != State::Idle;
         if !busy {
+            // A chat that rests keeps no descriptor.
+            self.transcript.rest();
             for reply in self.stop_replies.drain(..) {
                 // Whoever asked may have left.
                 let _ = reply.send(());

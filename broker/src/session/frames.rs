@@ -432,7 +432,7 @@ impl Actor {
             opened_at: clock::timestamp(),
             payload: request.payload,
         };
-        if self.has_open_card(&card.card_id) {
+        if self.has_open_card(&card.card_id) || self.answer_again(&card.card_id) {
             // Announced again after a reconnect.
             return;
         }

@@ -148,7 +148,9 @@ impl Worker {
 impl Actor {
     /// Gets a worker, unless one is being had already.
     pub(super) fn acquire(&mut self) {
-        if self.starting.is_some() {
+        // A cancelled start is waited for: two generations never overlap. When
+        // it has ended, this is called again.
+        if self.starting.is_some() || self.cancelled_starts > 0 {
             return;
         }
         if self
@@ -316,6 +318,7 @@ impl Actor {
             .as_ref()
             .is_none_or(|starting| starting.epoch != epoch)
         {
+            self.cancelled_starts = self.cancelled_starts.saturating_sub(1);
             // It was cancelled, but had succeeded in the same moment.
             if let Ok(started) = outcome {
                 self.see_off(Worker::new(*started), Leave::Ask);
@@ -685,9 +688,7 @@ impl Actor {
     /// what the agent says on its way out belongs to the turn. A worker that
     /// does not end in time is sent away.
     pub(super) fn ask_to_leave(&mut self) {
-        if let Some(starting) = self.starting.take() {
-            starting.cancel.cancel();
-        }
+        self.cancel_start();
         let timing = self.shared.config.worker_timing(&self.row.provider);
         let Some(worker) = &mut self.worker else {
             return;
@@ -703,11 +704,16 @@ impl Actor {
         }
     }
 
-    /// Sends the worker away, or cancels its start.
-    pub(super) fn dismiss(&mut self) {
+    fn cancel_start(&mut self) {
         if let Some(starting) = self.starting.take() {
             starting.cancel.cancel();
+            self.cancelled_starts += 1;
         }
+    }
+
+    /// Sends the worker away, or cancels its start.
+    pub(super) fn dismiss(&mut self) {
+        self.cancel_start();
         if let Some(worker) = self.worker.take() {
             let leave = if worker.leaving.is_some() {
                 Leave::Asked
@@ -850,6 +856,7 @@ fn legacy_turn(
     let passed = crate::clock::monotonic_ms().saturating_sub(row.armed_at_ms);
     crate::turn::Legacy {
         sends: sends - u8::from(to_this_one),
+        noted: to_this_one,
         resumable: turn.is_resumable(),
         left: first_event.saturating_sub(Duration::from_millis(passed)),
     }

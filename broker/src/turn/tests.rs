@@ -223,6 +223,7 @@ fn a_turn_that_was_taken_over_goes_on() {
         let left = Duration::from_secs(30);
         let legacy = Legacy {
             sends,
+            noted: false,
             resumable,
             left,
         };
@@ -303,6 +304,29 @@ fn a_turn_that_was_taken_over_goes_on() {
     rig.pass(1000);
     assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
     assert_eq!(rig.sends("a"), 1);
+}
+
+#[test]
+fn a_send_to_a_worker_that_cannot_be_asked_counts() {
+    let legacy = Legacy {
+        sends: 0,
+        noted: true,
+        resumable: true,
+        left: Duration::ZERO,
+    };
+    let mut rig = Rig {
+        machine: Machine::attaching(
+            Timing::new(FIRST_EVENT),
+            (id("a"), "prompt a".into()),
+            legacy,
+        ),
+        ..Rig::new()
+    };
+    rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
+    let effects = rig.ready();
+    assert!(matches!(effects[1], Effect::Send { recovery: true, .. }));
+    rig.pass(1000);
+    assert_eq!(rig.ends("a"), [TurnStatus::Failed], "no third time");
 }
 
 #[test]
