@@ -40,8 +40,11 @@ use crate::{clock, endpoint, leftovers, limits, sweep, takeover};
 /// own; this one only guards the broker's end.
 const STOP_BOUND: Duration = Duration::from_secs(30);
 
-/// The same after a second signal.
-const SECOND_SIGNAL_BOUND: Duration = Duration::from_secs(3);
+/// How long workers may take after a second signal until they are killed.
+const SECOND_SIGNAL_BOUND: Duration = Duration::from_secs(2);
+
+/// How long sessions may take to write how turns ended whose workers are dead.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How long a broker that is being replaced may take to end.
 const REPLACE_BOUND: Duration = Duration::from_secs(40);
@@ -304,7 +307,10 @@ impl Broker {
         tokio::pin!(stopping);
         let hurry = async {
             tokio::select! { _ = term.recv() => {}, _ = interrupt.recv() => {} }
-            tokio::time::sleep(SECOND_SIGNAL_BOUND).await;
+            tracing::warn!("a second signal: workers are hurried");
+            hurry_workers(&self.manager.shared().home).await;
+            // Sessions hear of their workers' ends and write those of the turns.
+            tokio::time::sleep(LAST_WORDS).await;
         };
         // Workers still report while they end.
         let welcome = async {
@@ -385,6 +391,20 @@ async fn admit(
             tokio::time::sleep(Duration::from_millis(50)).await;
             None
         }
+    }
+}
+
+/// Every worker jumps a rung of its ladder; what is still there after the
+/// bound is killed with everything below it.
+async fn hurry_workers(home: &Home) {
+    let grace = sweep::Grace {
+        term: SECOND_SIGNAL_BOUND,
+        ..sweep::Grace::default()
+    };
+    let home = home.clone();
+    let swept = tokio::task::spawn_blocking(move || sweep::run(&home, grace)).await;
+    if let Err(error) = swept {
+        tracing::error!(%error, "the workers were not hurried");
     }
 }
 
