@@ -158,6 +158,9 @@ impl Actor {
         self.load_queue().await;
         // What a takeover began with.
         self.flush();
+        if self.dirty {
+            self.publish_view();
+        }
         loop {
             let deadline = self.next_deadline();
             tokio::select! {
