@@ -1,7 +1,7 @@
 //! One ade whose agent is the real Pi and whose model is the fake one.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::ade::Ade;
 use crate::fake_model::FakeModel;
 use crate::rpc::Rpc;
+use crate::turns::of_type;
 use crate::wait::{wait_until, wait_within};
 
 /// An ade of the test's own with a broker, and its model server.
@@ -92,16 +93,16 @@ impl PiAde {
         self.ade.rpc().call("chat.stop", arguments);
     }
 
-    /// The session file of a chat that has had a worker.
+    /// A chat's `workerPid` or `hostPid`.
     ///
     /// # Panics
     /// When it has none.
     #[must_use]
     #[track_caller]
-    pub fn session_file(&self, session: &str) -> PathBuf {
-        let info = self.ade.session(session);
-        let file = info["sessionFile"].as_str();
-        PathBuf::from(file.unwrap_or_else(|| panic!("no session file: {info}")))
+    pub fn pid(&self, session: &str, which: &str) -> i32 {
+        let pid = self.ade.session(session)[which].as_i64();
+        let pid = pid.and_then(|pid| i32::try_from(pid).ok());
+        pid.unwrap_or_else(|| panic!("{session} has no {which}"))
     }
 
     /// For each request that the model got, the user messages of its context.
@@ -218,13 +219,6 @@ pub fn answer(rpc: &mut Rpc, card: &Value, value: &str) {
     let arguments =
         json!({"cardId": card["cardId"], "sessionId": card["sessionId"], "answer": answer});
     rpc.call("cards.answer", arguments);
-}
-
-/// The events of one type among some envelopes.
-#[must_use]
-pub fn of_type<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
-    let events = events.iter().map(|envelope| &envelope["event"]);
-    events.filter(|event| event["type"] == kind).collect()
 }
 
 /// How the turn of some envelopes ended; there must be one `done`.
