@@ -8,6 +8,7 @@
 pub mod ade;
 pub mod agents;
 pub mod fake_model;
+pub mod lease_model;
 pub mod pi;
 pub mod rpc;
 pub mod turns;
