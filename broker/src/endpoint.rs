@@ -131,6 +131,11 @@ fn role(manager: &Manager, peer: Peer) -> Role {
     let Some(pid) = peer.pid else {
         return Role::Agent;
     };
+    if pid == 0 {
+        // Workers, and what is below them, live in our pid namespace or in one
+        // below it, where each process has a pid for us.
+        return Role::Cto;
+    }
     if platform::started_with(pid, MARK_ENV) != Some(false) {
         return Role::Agent;
     }

@@ -23,7 +23,6 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use ade_protocol::exit;
-use interprocess::local_socket::traits::StreamCommon;
 use interprocess::local_socket::{GenericFilePath, ListenerOptions, ToFsName};
 use interprocess::os::unix::uds_local_socket::tokio::{Listener, Stream};
 use sha2::{Digest, Sha256};
@@ -94,7 +93,8 @@ impl SocketError {
 pub struct Peer {
     /// Its effective user when it connected.
     pub uid: u32,
-    /// Its pid when it connected; the system may not tell.
+    /// Its pid when it connected; the system may not tell. 0: it lives outside
+    /// of our pid namespace.
     pub pid: Option<i32>,
 }
 
@@ -189,12 +189,9 @@ impl BoundSocket {
     pub async fn accept(&self) -> io::Result<(UnixStream, Peer)> {
         use interprocess::local_socket::traits::tokio::Listener as _;
         let stream: Stream = self.listener.accept().await?;
-        let creds = stream.peer_creds()?;
-        let uid = creds.euid().ok_or(io::ErrorKind::Unsupported)?;
         let stream = UnixStream::from(stream);
-        // macOS tells the pid by another option, which tokio knows.
-        let pid = creds.pid().or_else(|| stream.peer_cred().ok()?.pid());
-        Ok((stream, Peer { uid, pid }))
+        let peer = peer(&stream)?;
+        Ok((stream, peer))
     }
 
     /// Where it is bound.

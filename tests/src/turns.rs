@@ -251,6 +251,20 @@ impl Ade {
         sends.expect("a running turn")
     }
 
+    /// How many workers a chat has had, those that never got ready included.
+    ///
+    /// # Panics
+    /// When `state.db` does not know the chat.
+    #[must_use]
+    #[track_caller]
+    pub fn births(&self, session: &str) -> i64 {
+        let db = rusqlite::Connection::open(self.home().join("state.db")).expect("state.db");
+        db.busy_timeout(PATIENCE).expect("a timeout");
+        let query = "SELECT generation FROM sessions WHERE session_id = ?1";
+        let births = db.query_row(query, [session], |row| row.get(0));
+        births.expect("a chat")
+    }
+
     /// Starts a turn that never ends, with a tree of processes below it, and
     /// waits until all of it is there and text streams. `before`: steps that
     /// the script begins with.

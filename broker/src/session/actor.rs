@@ -216,6 +216,12 @@ impl Actor {
         [turn, idle, leaving, owed].into_iter().flatten().min()
     }
 
+    /// Whether a worker that was asked to end is alive.
+    fn is_stopping(&self) -> bool {
+        let leaving = self.worker.as_ref().map(|worker| worker.leaving.is_some());
+        leaving.unwrap_or(self.departing.as_ref().is_some_and(Departing::is_alive))
+    }
+
     fn has_idle_worker(&self) -> bool {
         self.worker
             .as_ref()
@@ -617,6 +623,7 @@ impl Actor {
         self.dirty = false;
         let info = SessionInfo {
             state: match (&self.row.failed_reason, self.machine.state()) {
+                (_, State::Idle) if self.is_stopping() => State::Stopping.name().into(),
                 (Some(_), State::Idle) => "failed".into(),
                 (_, state) => state.name().into(),
             },

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ade_leases::process::{self, ProcessIdentity, Signal, Target};
 use ade_protocol::card::{Answer, Card, CardOutcome, Withdrawal};
 use ade_protocol::frame::{
     Abort, Ack, Attach, Compact, Empty, FromWorker, Lifecycle, Ready, Recovery, Request, Send,
@@ -22,6 +23,7 @@ use super::{Ask, Command, Legacy, LegacyTurn, Reply};
 use crate::budget::Start;
 use crate::clock;
 use crate::link::{Connection, Link, LinkIn};
+use crate::spawn::Exit;
 use crate::turn::{Adopted, Ending, Failure, Input, Machine, Timing};
 use ade_protocol::event::{ErrorCategory, Event, NoticeLevel};
 use ade_protocol::rpc::RpcError;
@@ -106,8 +108,24 @@ pub(super) enum Leave {
 /// A worker on its way out.
 pub(super) struct Departing {
     worker: WorkerId,
+    identity: ProcessIdentity,
+    exit: watch::Receiver<Option<Exit>>,
     pub(super) stage: String,
     pub(super) gone: watch::Receiver<bool>,
+}
+
+impl Departing {
+    pub(super) fn is_alive(&self) -> bool {
+        self.exit.borrow().is_none()
+    }
+
+    /// A worker that is told again jumps a rung of its ladder ahead.
+    fn hurry(&self) {
+        let target = Target::Process(self.identity.clone());
+        if let Err(error) = process::signal(&target, Signal::SIGTERM) {
+            tracing::warn!(%error, worker = %self.worker, "a worker was not hurried");
+        }
+    }
 }
 
 impl Worker {
@@ -691,12 +709,18 @@ impl Actor {
         self.cancel_start();
         let timing = self.shared.config.worker_timing(&self.row.provider);
         let Some(worker) = &mut self.worker else {
+            if let Some(departing) = &self.departing {
+                departing.hurry();
+            }
             return;
         };
+        let dispose = ToWorker::Dispose(Request::new(Empty {}));
         if worker.leaving.is_some() {
+            // Asked again it jumps a rung ahead. That it does not read is what
+            // its deadline is for.
+            let _ = worker.link.send(&dispose);
             return;
         }
-        let dispose = ToWorker::Dispose(Request::new(Empty {}));
         if worker.linked && worker.link.send(&dispose) {
             worker.leaving = Some(clock::now() + super::escort::ladder(timing));
         } else {
@@ -731,7 +755,12 @@ impl Actor {
         let id = worker.process.worker_id.clone();
         self.departing = Some(Departing {
             worker: id.clone(),
-            stage: worker.stop_stage.take().unwrap_or_else(|| "dispose".into()),
+            identity: worker.process.identity.clone(),
+            exit: worker.process.exit.clone(),
+            stage: match leave {
+                Leave::Ended => "sweep".into(),
+                _ => worker.stop_stage.take().unwrap_or_else(|| "dispose".into()),
+            },
             gone,
         });
         let timing = self.shared.config.worker_timing(&self.row.provider);
