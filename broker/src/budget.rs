@@ -8,20 +8,36 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Deaths within [`SHORT_WINDOW`] that use the budget up.
-pub const SHORT_LIMIT: usize = 3;
-/// The short window.
-pub const SHORT_WINDOW: Duration = Duration::from_secs(60);
-/// Deaths within [`LONG_WINDOW`] that use the budget up.
-pub const LONG_LIMIT: usize = 10;
-/// The long window.
-pub const LONG_WINDOW: Duration = Duration::from_secs(300);
-/// Pause before the start after the first, second and every later death.
-pub const PAUSES: [Duration; 3] = [
-    Duration::from_millis(250),
-    Duration::from_secs(1),
-    Duration::from_secs(5),
-];
+/// What uses a budget up, and the pauses before that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// So many deaths within the short window use it up.
+    pub short_deaths: usize,
+    /// The short window.
+    pub short_window: Duration,
+    /// So many deaths within the long window use it up.
+    pub long_deaths: usize,
+    /// The long window.
+    pub long_window: Duration,
+    /// Pause before the start after the first, second and every later death.
+    pub pauses: [Duration; 3],
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            short_deaths: 3,
+            short_window: Duration::from_secs(60),
+            long_deaths: 10,
+            long_window: Duration::from_secs(300),
+            pauses: [
+                Duration::from_millis(250),
+                Duration::from_secs(1),
+                Duration::from_secs(5),
+            ],
+        }
+    }
+}
 
 /// What the budget says about a start now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,21 +53,31 @@ pub enum Start {
     },
 }
 
-/// Deaths of one session's workers.
+/// Deaths of one session's workers, or failed starts of one kind of agent.
 #[derive(Clone, Debug, Default)]
 pub struct Budget {
+    limits: Limits,
     deaths: VecDeque<Duration>,
     refused: Option<(usize, Duration)>,
 }
 
 impl Budget {
+    /// A budget of which nothing is used.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            ..Self::default()
+        }
+    }
+
     /// A worker died that nobody had told to stop.
     pub fn death(&mut self, now: Duration) {
         self.deaths.push_back(now);
         while self
             .deaths
             .front()
-            .is_some_and(|first| now.saturating_sub(*first) > LONG_WINDOW)
+            .is_some_and(|first| now.saturating_sub(*first) > self.limits.long_window)
         {
             self.deaths.pop_front();
         }
@@ -61,7 +87,14 @@ impl Budget {
                 .filter(|at| now.saturating_sub(**at) <= window)
                 .count()
         };
-        for (limit, window) in [(SHORT_LIMIT, SHORT_WINDOW), (LONG_LIMIT, LONG_WINDOW)] {
+        let Limits {
+            short_deaths,
+            short_window,
+            long_deaths,
+            long_window,
+            ..
+        } = self.limits;
+        for (limit, window) in [(short_deaths, short_window), (long_deaths, long_window)] {
             let deaths = recent(window);
             if deaths >= limit {
                 self.refused = Some((deaths, window));
@@ -79,12 +112,13 @@ impl Budget {
         let recent = self
             .deaths
             .iter()
-            .filter(|at| now.saturating_sub(**at) <= SHORT_WINDOW)
+            .filter(|at| now.saturating_sub(**at) <= self.limits.short_window)
             .count();
         match (recent, self.deaths.back()) {
             (0, _) | (_, None) => Start::After(Duration::ZERO),
             (count, Some(last)) => {
-                let pause = PAUSES[(count - 1).min(PAUSES.len() - 1)];
+                let pauses = self.limits.pauses;
+                let pause = pauses[(count - 1).min(pauses.len() - 1)];
                 Start::After(pause.saturating_sub(now.saturating_sub(*last)))
             }
         }
@@ -99,7 +133,7 @@ impl Budget {
 
     /// A user asked for another try.
     pub fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self::new(self.limits);
     }
 }
 
@@ -114,11 +148,12 @@ mod tests {
     #[test]
     fn three_deaths_in_a_minute_are_enough() {
         let mut budget = Budget::default();
+        let pauses = Limits::default().pauses;
         assert_eq!(budget.start(at(0)), Start::After(Duration::ZERO));
         budget.death(at(0));
-        assert_eq!(budget.start(at(0)), Start::After(PAUSES[0]));
+        assert_eq!(budget.start(at(0)), Start::After(pauses[0]));
         budget.death(at(1));
-        assert_eq!(budget.start(at(1)), Start::After(PAUSES[1]));
+        assert_eq!(budget.start(at(1)), Start::After(pauses[1]));
         assert_eq!(budget.start(at(2)), Start::After(Duration::ZERO));
         budget.death(at(59));
         assert!(matches!(

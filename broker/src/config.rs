@@ -27,6 +27,7 @@ use ade_protocol::boot::WorkerTiming;
 use ade_protocol::exit;
 
 use self::file::FileReader;
+use crate::budget::Limits;
 use crate::home::Home;
 use crate::turn::Timing;
 
@@ -170,6 +171,13 @@ fn settings() -> Vec<Setting> {
         number("pool.max_workers".into(), count, 256),
         number("pool.max_per_provider".into(), count, 256),
         number("pool.max_starting".into(), count, cores),
+        number("pool.deaths_short".into(), count, 3),
+        number("pool.window_short_ms".into(), long, 60_000),
+        number("pool.deaths_long".into(), count, 10),
+        number("pool.window_long_ms".into(), long, 300_000),
+        number("pool.pause_first_ms".into(), long, 250),
+        number("pool.pause_second_ms".into(), long, 1_000),
+        number("pool.pause_later_ms".into(), long, 5_000),
         number("turns.quiet_ms".into(), long, 60_000),
         number("turns.abort_ms".into(), long, 11_000),
         number("turns.interrupt_ms".into(), long, 30_000),
@@ -380,6 +388,24 @@ impl Config {
             max_workers: count("pool.max_workers"),
             max_per_provider: count("pool.max_per_provider"),
             max_starting: count("pool.max_starting"),
+        }
+    }
+
+    /// How often starts may fail.
+    #[must_use]
+    pub fn start_limits(&self) -> Limits {
+        let count = |name| usize::try_from(self.number(name)).unwrap_or(usize::MAX);
+        let time = |name| Duration::from_millis(self.number(name));
+        Limits {
+            short_deaths: count("pool.deaths_short"),
+            short_window: time("pool.window_short_ms"),
+            long_deaths: count("pool.deaths_long"),
+            long_window: time("pool.window_long_ms"),
+            pauses: [
+                time("pool.pause_first_ms"),
+                time("pool.pause_second_ms"),
+                time("pool.pause_later_ms"),
+            ],
         }
     }
 

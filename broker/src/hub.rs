@@ -111,6 +111,15 @@ impl Hub {
         subscriber.wake.notify_one();
     }
 
+    /// Whether somebody watches this session in particular. Whoever watches all
+    /// of them watches none in particular.
+    #[must_use]
+    pub fn watches(&self, session: &SessionId) -> bool {
+        let subscribers = lock(&self.subscribers);
+        let mut only = subscribers.iter().map(|subscriber| &subscriber.only);
+        only.any(|only| only.as_ref() == Some(session))
+    }
+
     /// Hands items to every subscriber that wants them. The transcript must
     /// hold the persisted ones already.
     pub fn publish(&self, session: &SessionId, head: Seq, items: &[Item]) {

@@ -28,6 +28,7 @@ pub mod limits;
 pub mod link;
 pub mod lock;
 pub mod manager;
+pub mod pool;
 pub mod providers;
 pub mod reap;
 pub mod session;

@@ -237,12 +237,11 @@ impl Manager {
         while detached.join_next().await.is_some() {}
     }
 
-    /// Ends every turn and worker; returns when all trees are dead. What waits
-    /// behind the turns stays for the next broker.
+    /// Ends every turn, queue and worker; returns when all trees are dead.
     pub async fn stop_all(&self) {
         let mut stops = tokio::task::JoinSet::new();
         for session in self.all() {
-            stops.spawn(async move { session.shut_down().await });
+            stops.spawn(async move { session.stop().await });
         }
         while stops.join_next().await.is_some() {}
     }

@@ -29,6 +29,7 @@ use crate::hub::Hub;
 use crate::link::Registry;
 use crate::lock::{BrokerLock, LockError};
 use crate::manager::Manager;
+use crate::pool::Pool;
 use crate::providers::Providers;
 use crate::shared::Shared;
 use crate::socket::{self, BoundSocket, SocketError};
@@ -243,17 +244,17 @@ impl Broker {
             env,
             options.pi_host,
         ));
-        let pool = config.pool();
+        let hub = Arc::new(Hub::default());
+        let pool = Pool::new(config.pool(), config.start_limits(), Arc::clone(&hub));
         let shared = Shared {
             config,
             providers,
             state,
             spawner,
             registry: Registry::default(),
-            hub: Hub::default(),
+            hub,
             fence,
-            starting: Arc::new(Semaphore::new(pool.max_starting)),
-            workers: Arc::new(Semaphore::new(pool.max_workers)),
+            pool: Arc::new(pool),
             home: home.clone(),
         };
         let manager = Arc::new(Manager::load(Arc::new(shared), takeover).await?);

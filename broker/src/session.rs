@@ -77,8 +77,6 @@ pub(crate) enum Command {
     Stop { reply: oneshot::Sender<()> },
     /// Let go of the worker without ending it: another broker takes over.
     Detach { reply: oneshot::Sender<()> },
-    /// The same, but the queue stays on the disk for the next broker.
-    Shutdown { reply: oneshot::Sender<()> },
     /// Clear a used-up start budget.
     Reset { reply: Reply<()> },
     /// Another request to the worker.
@@ -90,6 +88,9 @@ pub(crate) enum Command {
         by: String,
         reply: oneshot::Sender<Result<(), AnswerError>>,
     },
+    /// A start waits in the line for a worker, at this place from 1; 0: it
+    /// has waited.
+    InLine { epoch: u64, place: usize },
     /// A start has ended.
     Started {
         epoch: u64,
@@ -215,15 +216,6 @@ impl Session {
         let (reply, stopped) = oneshot::channel();
         if self.tx.send(Command::Stop { reply }).await.is_ok() {
             // An actor that ended has no worker: its end is the answer too.
-            drop(stopped.await);
-        }
-    }
-
-    /// Ends the turn and the worker; what waits behind the turn stays for the
-    /// next broker. Returns when the tree is dead.
-    pub async fn shut_down(&self) {
-        let (reply, stopped) = oneshot::channel();
-        if self.tx.send(Command::Shutdown { reply }).await.is_ok() {
             drop(stopped.await);
         }
     }

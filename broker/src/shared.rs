@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use ade_protocol::Fence;
-use tokio::sync::Semaphore;
 
 use crate::config::Config;
 use crate::home::Home;
 use crate::hub::Hub;
 use crate::link::Registry;
+use crate::pool::Pool;
 use crate::providers::Providers;
 use crate::spawn::Spawner;
 use crate::state::StateHandle;
@@ -30,11 +30,9 @@ pub struct Shared {
     /// Workers whose connection is expected.
     pub registry: Registry,
     /// Subscribers.
-    pub hub: Hub,
+    pub hub: Arc<Hub>,
     /// This broker's fence.
     pub fence: Fence,
-    /// Starts under way at once; beyond it starts wait in order.
-    pub starting: Arc<Semaphore>,
-    /// Workers in all; beyond it starts wait in order.
-    pub workers: Arc<Semaphore>,
+    /// Places for workers.
+    pub pool: Arc<Pool>,
 }

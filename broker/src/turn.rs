@@ -21,7 +21,7 @@
 //! because a tool may be silent for hours. Silence after that is only told.
 //!
 //! Messages that wait run in order when the turn before them has ended, however
-//! it ended. Two kinds differ: a steer that found no worker to take it belongs
+//! it ended; a stop ends them all. Two kinds differ: a steer that found no worker to take it belongs
 //! to the turn that ran then, and is dropped with one notice when that turn is
 //! aborted or its recovery fails; and the queue that a broker which died left is
 //! *held*: it goes on behind the user's next message, because the turn in front
@@ -187,8 +187,6 @@ pub enum Input {
     Abort,
     /// The session is stopped: the running turn and the queue end.
     Stop,
-    /// The broker stops: the running turn ends, the queue stays for the next.
-    Shutdown,
     /// The worker of an idle session is not worth its place.
     PutAway,
     /// A worker is there and its host has answered `init`.
@@ -602,8 +600,7 @@ impl Machine {
             Input::CancelQueued(turn) => self.cancel(&turn, &mut out),
             Input::RecoverQueue => self.recover_queue(now, &mut out),
             Input::Abort => self.abort(now, &mut out),
-            Input::Stop => self.stop(false, now, &mut out),
-            Input::Shutdown => self.stop(true, now, &mut out),
+            Input::Stop => self.stop(now, &mut out),
             Input::PutAway => self.put_away(&mut out),
             Input::WorkerReady(generation) => self.worker_ready(generation, now, &mut out),
             Input::WorkerFailed(failure) => self.worker_failed(failure, now, &mut out),
@@ -825,15 +822,11 @@ impl Machine {
         }
     }
 
-    fn stop(&mut self, keep_queue: bool, now: Mono, out: &mut Vec<Effect>) {
+    fn stop(&mut self, now: Mono, out: &mut Vec<Effect>) {
         self.drop_cleared(out);
-        if keep_queue {
-            self.held = true;
-        } else {
-            let rows = std::mem::take(&mut self.queue);
-            out.extend(rows.into_iter().map(|row| dropped(row.turn, None)));
-            self.held = false;
-        }
+        let rows = std::mem::take(&mut self.queue);
+        out.extend(rows.into_iter().map(|row| dropped(row.turn, None)));
+        self.held = false;
         // In this order: a host that hears the denial first would go on.
         out.push(Effect::Dispose);
         out.push(Effect::Withdraw(Withdrawal::ShuttingDown));

@@ -135,38 +135,44 @@ fn a_cleared_queue_comes_back_for_a_moment_only() {
 }
 
 #[test]
-fn what_waited_when_a_broker_ended_is_neither_lost_nor_doubled() {
-    for politely in [true, false] {
-        let (mut ade, rpc, chat, _, queued) = waiting("", &["one", "two"]);
-        drop(rpc);
-        if politely {
-            ade.stop_broker();
-        } else {
-            let worker = ade.session(&chat)["workerPid"].as_i64().expect("a pid");
-            ade.kill_broker();
-            ade_tests::ade::signal(
-                i32::try_from(worker).expect("a pid"),
-                ade_leases::process::Signal::SIGKILL,
-            );
-        }
-        ade.serve();
-        let mut rpc = ade.rpc();
-        let list = wait_until("the queue", || {
-            let list = rpc.call("chat.queue", json!({"sessionId": chat}));
-            (list["messages"].as_array().map(Vec::len) == Some(2)).then_some(list)
-        });
-        assert_eq!(list["held"], true, "{list}");
-        assert_eq!(ade.session(&chat)["queued"], 2);
-        let (last, after) = ade.send(&mut rpc, &chat, "three");
-        rpc.subscribe(&chat, after);
-        rpc.until_done(&last);
-        assert_eq!(
-            said(&ade, &chat)[1..],
-            ["one", "two", "three"],
-            "politely: {politely}"
-        );
-        assert_eq!(queued.len(), 2);
-    }
+fn what_waited_when_a_broker_died_is_neither_lost_nor_doubled() {
+    let (mut ade, rpc, chat, _, _) = waiting("", &["one", "two"]);
+    drop(rpc);
+    let worker = ade.session(&chat)["workerPid"].as_i64().expect("a pid");
+    ade.kill_broker();
+    ade_tests::ade::signal(
+        i32::try_from(worker).expect("a pid"),
+        ade_leases::process::Signal::SIGKILL,
+    );
+    ade.serve();
+    let mut rpc = ade.rpc();
+    let list = wait_until("the queue", || {
+        let list = rpc.call("chat.queue", json!({"sessionId": chat}));
+        let idle = ade.session(&chat)["state"] == "idle";
+        (idle && list["messages"].as_array().map(Vec::len) == Some(2)).then_some(list)
+    });
+    assert_eq!(list["held"], true, "{list}");
+    let (last, after) = ade.send(&mut rpc, &chat, "three");
+    rpc.subscribe(&chat, after);
+    rpc.until_done(&last);
+    assert_eq!(said(&ade, &chat)[1..], ["one", "two", "three"]);
+}
+
+#[test]
+fn what_waits_rides_behind_a_turn_that_the_next_broker_takes_over() {
+    let (mut ade, rpc, chat, _, queued) = waiting("", &["one", "two"]);
+    drop(rpc);
+    ade.kill_broker();
+    ade.serve();
+    let mut rpc = ade.rpc();
+    wait_until("the turn goes on", || {
+        (ade.session(&chat)["state"] == "streaming").then_some(())
+    });
+    rpc.subscribe(&chat, 0);
+    rpc.call("chat.abort", json!({"sessionId": chat}));
+    rpc.until_done(&queued[1]);
+    assert_eq!(said(&ade, &chat)[1..], ["one", "two"]);
+    assert_eq!(ade.session(&chat)["generation"], 1);
 }
 
 #[test]

@@ -50,6 +50,8 @@ pub(super) struct Actor {
     pub(super) machine: Machine,
     pub(super) cards: Cards,
     pub(super) budget: Budget,
+    /// Why a worker, or its host, ended last that nobody had told to.
+    pub(super) last_death: Option<Failure>,
     pub(super) worker: Option<Worker>,
     pub(super) starting: Option<Starting>,
     pub(super) departing: Option<Departing>,
@@ -102,7 +104,8 @@ impl Actor {
         let mut actor = Self {
             machine: Machine::new(timing),
             cards: Cards::default(),
-            budget: Budget::default(),
+            budget: Budget::new(shared.config.start_limits()),
+            last_death: None,
             worker: None,
             starting: None,
             departing: None,
@@ -172,6 +175,7 @@ impl Actor {
                     News::Frames(count) => self.frames(&mut batch, count).await,
                     News::Exited => self.worker_exited().await,
                     News::Reconnected(connection) => self.reconnected(*connection),
+                    News::WantedBack => self.put_away("its place is wanted").await,
                 },
                 () = until(deadline) => self.deadline().await,
             }
@@ -238,9 +242,19 @@ impl Actor {
         } else if self.machine.deadline().is_some_and(|at| now >= at) {
             self.input(Input::Tick).await;
         } else if self.machine.state() == State::Idle {
-            tracing::info!(session = %self.row.session_id, "an idle worker is put away");
-            self.input(Input::PutAway).await;
+            if self.shared.hub.watches(&self.row.session_id) {
+                // Somebody is there: it is looked at again after the same time.
+                self.idle_since = clock::now();
+            } else {
+                self.put_away("nobody needed it for long").await;
+            }
         }
+    }
+
+    /// Stops the worker of an idle session; the next message gets another.
+    async fn put_away(&mut self, why: &str) {
+        tracing::info!(session = %self.row.session_id, why, "an idle worker is put away");
+        self.input(Input::PutAway).await;
     }
 
     /// Gives one input to the machine and carries out what it says.
@@ -258,6 +272,7 @@ impl Actor {
         if self.machine.state() == State::Idle && !was_idle {
             self.idle_since = clock::now();
         }
+        self.note_idle();
         self.dirty = true;
     }
 
@@ -621,10 +636,14 @@ impl Actor {
 
     fn publish_view(&mut self) {
         self.dirty = false;
+        let line = self.starting.as_ref().map(|starting| starting.place);
+        let line = line.filter(|place| *place > 0);
         let info = SessionInfo {
+            place: line,
             state: match (&self.row.failed_reason, self.machine.state()) {
                 (_, State::Idle) if self.is_stopping() => State::Stopping.name().into(),
                 (Some(_), State::Idle) => "failed".into(),
+                (_, State::Starting | State::Recovering) if line.is_some() => "waiting".into(),
                 (_, state) => state.name().into(),
             },
             quiet_since: self
@@ -720,6 +739,8 @@ enum News {
     Exited,
     /// It has connected again.
     Reconnected(Box<Connection>),
+    /// It is idle, and another session wants its place.
+    WantedBack,
 }
 
 /// Waits for the worker. Dropping the future loses nothing.
@@ -732,6 +753,9 @@ async fn from_worker(worker: Option<&mut Worker>, batch: &mut Vec<LinkIn>) -> Ne
         linked,
         process,
         reconnects,
+        place,
+        idle,
+        leaving,
         ..
     } = worker;
     tokio::select! {
@@ -741,6 +765,7 @@ async fn from_worker(worker: Option<&mut Worker>, batch: &mut Vec<LinkIn>) -> Ne
         Some(connection) = reconnects.recv() => News::Reconnected(Box::new(connection)),
         // An error means that the reaper is gone, and so is the broker.
         _ = process.exit.wait_for(Option::is_some) => News::Exited,
+        () = place.wanted_back(), if *idle && leaving.is_none() => News::WantedBack,
     }
 }
 

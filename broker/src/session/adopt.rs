@@ -19,13 +19,14 @@ use ade_protocol::frame::{Attach, Hello, Request, ToWorker};
 use ade_protocol::{RequestId, Seq, TurnId};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::escort::{Escort, Process};
 use super::start::{self, Started};
 use crate::journal::Entry;
 use crate::link::{Connection, Link};
+use crate::pool::Place;
 use crate::shared::Shared;
 use crate::spawn::Exit;
 use crate::state::{SessionRow, TurnRow};
@@ -96,7 +97,7 @@ pub(super) struct Adoption {
     pub(super) identity: ProcessIdentity,
     pub(super) connections: mpsc::Receiver<Connection>,
     pub(super) taken: Seq,
-    pub(super) place: OwnedSemaphorePermit,
+    pub(super) place: Place,
     pub(super) cancel: CancellationToken,
 }
 

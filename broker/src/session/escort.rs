@@ -13,9 +13,10 @@ use ade_leases::process::{self, ProcessIdentity, Target};
 use ade_protocol::WorkerId;
 use ade_protocol::boot::WorkerTiming;
 use nix::sys::signal::Signal;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 
 use crate::journal;
+use crate::pool::Place;
 use crate::shared::Shared;
 use crate::spawn::Exit;
 use crate::sweep;
@@ -43,7 +44,7 @@ pub(super) struct Escort {
     timing: WorkerTiming,
     /// Freed when the tree is dead, so that the next worker finds the machine
     /// as empty as it was promised.
-    place: OwnedSemaphorePermit,
+    place: Place,
     session_file: Option<PathBuf>,
 }
 
@@ -67,7 +68,7 @@ impl Escort {
         shared: &Arc<Shared>,
         process: Process,
         timing: WorkerTiming,
-        place: OwnedSemaphorePermit,
+        place: Place,
         session_file: Option<&str>,
     ) -> Self {
         Self {

@@ -49,10 +49,6 @@ impl Actor {
                 self.input(Input::Stop).await;
             }
             Command::Detach { reply } => self.detach_replies.push(reply),
-            Command::Shutdown { reply } => {
-                self.stop_replies.push(reply);
-                self.input(Input::Shutdown).await;
-            }
             Command::Reset { reply } => {
                 self.reset().await;
                 let _ = reply.send(Ok(()));
@@ -79,6 +75,7 @@ impl Actor {
                 };
                 let _ = reply.send(result);
             }
+            Command::InLine { epoch, place } => self.in_line(epoch, place),
             Command::Started { epoch, outcome } => self.started(epoch, outcome).await,
             Command::StopStage { worker, stage } => self.climbed(&worker, stage),
             Command::Gone { survivors } => self.gone(&survivors),
@@ -169,6 +166,7 @@ impl Actor {
 
     async fn reset(&mut self) {
         self.budget.clear();
+        self.shared.pool.clear(&self.row.provider);
         if self.row.failed_reason.take().is_some() {
             let session = self.row.session_id.clone();
             self.store("clear a failure", move |state| {
@@ -375,8 +373,7 @@ impl Actor {
                 if let Ending::Failed(failure) = &ending
                     && failure.category == ErrorCategory::Exited
                 {
-                    let now = self.now();
-                    self.budget.death(now);
+                    self.death(failure);
                 }
                 self.input(Input::Ended(generation, turn, ending)).await;
             }

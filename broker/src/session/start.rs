@@ -14,14 +14,15 @@ use ade_protocol::frame::{
     Attach, FromWorker, Hello, Init, Lifecycle, Ready, Request, Response, ToWorker, code,
 };
 use ade_protocol::{Generation, PROTOCOL_VERSION, RequestId, Seq, SessionId, WorkerId};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::escort::{Escort, Process};
-use super::figures;
+use super::{Command, figures};
 use crate::environment;
 use crate::link::{Connection, Link, LinkIn};
+use crate::pool::Place;
 use crate::providers::Launch;
 use crate::shared::Shared;
 use crate::spawn::WorkerSpec;
@@ -48,7 +49,15 @@ pub(super) struct Plan {
     pub(super) row: SessionRow,
     pub(super) pause: Duration,
     pub(super) departing: Option<watch::Receiver<bool>>,
+    /// Hears where the start stands in the line for a worker.
+    pub(super) line: Line,
     pub(super) cancel: CancellationToken,
+}
+
+/// Tells the session where its start stands in the line for a worker.
+pub(super) struct Line {
+    pub(super) tx: mpsc::WeakSender<Command>,
+    pub(super) epoch: u64,
 }
 
 /// A worker that is ready.
@@ -61,7 +70,7 @@ pub(crate) struct Started {
     pub(super) host_pid: Option<i32>,
     pub(super) lease_held: bool,
     /// Place among all workers; free again when the tree is dead.
-    pub(super) place: OwnedSemaphorePermit,
+    pub(super) place: Place,
     /// Where the worker of another broker stood.
     pub(super) resumed: Option<super::adopt::Resumed>,
 }
@@ -72,15 +81,14 @@ pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
     let early = async {
         wait_departing(&plan).await?;
         tokio::time::sleep(plan.pause).await;
-        places(&plan.shared).await
+        Ok(a_place(&plan).await)
     };
-    let (place, turnstile) = tokio::select! {
+    let place = tokio::select! {
         () = cancel.cancelled() => return Err(cancelled()),
-        places = early => places?,
+        place = early => place?,
     };
     let launch = launch(&plan).await?;
     let started = spawn(&plan, &launch).await?;
-    drop(turnstile);
     let Spawned {
         generation,
         process,
@@ -90,6 +98,8 @@ pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
         () = cancel.cancelled() => Err(cancelled()),
         greeted = greet(&plan, &process, &mut connections, launch.init) => greeted,
     };
+    // From here on it is one that runs, or one that goes.
+    place.started();
     match greeted {
         Ok(greeted) => Ok(Box::new(Started {
             generation,
@@ -144,18 +154,31 @@ async fn wait_departing(plan: &Plan) -> Result<(), Failure> {
     }
 }
 
-/// A place among all workers and one among those that start.
-async fn places(shared: &Shared) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Failure> {
-    let closed = |_| Failure::new("stopping", ErrorCategory::Unknown, "the broker is stopping");
-    let place = Arc::clone(&shared.workers)
-        .acquire_owned()
-        .await
-        .map_err(closed)?;
-    let turnstile = Arc::clone(&shared.starting)
-        .acquire_owned()
-        .await
-        .map_err(closed)?;
-    Ok((place, turnstile))
+/// Waits in the line for a place among all workers and among those that start.
+async fn a_place(plan: &Plan) -> Place {
+    let Plan {
+        shared, row, line, ..
+    } = plan;
+    let mut place = shared.pool.ask(&row.session_id, &row.provider);
+    let mut last = 0;
+    loop {
+        let next = place.next(last).await;
+        if next.is_none() && last == 0 {
+            return place;
+        }
+        last = next.unwrap_or(0);
+        if let Some(tx) = line.tx.upgrade() {
+            let told = Command::InLine {
+                epoch: line.epoch,
+                place: last,
+            };
+            // The actor may have ended; then nobody needs to know.
+            drop(tx.send(told).await);
+        }
+        if next.is_none() {
+            return place;
+        }
+    }
 }
 
 /// How the host is started. Looks at the disk and may ask Node for its version.

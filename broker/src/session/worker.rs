@@ -11,7 +11,7 @@ use ade_protocol::frame::{
     SetModel, SetThinking, ToWorker, UiResponse, code,
 };
 use ade_protocol::{Generation, RequestId, Seq, TurnId, WorkerId};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -23,8 +23,9 @@ use super::{Ask, Command, Legacy, LegacyTurn, Reply};
 use crate::budget::Start;
 use crate::clock;
 use crate::link::{Connection, Link, LinkIn};
+use crate::pool::Place;
 use crate::spawn::Exit;
-use crate::turn::{Adopted, Ending, Failure, Input, Machine, Timing};
+use crate::turn::{Adopted, Ending, Failure, Input, Machine, State, Timing};
 use ade_protocol::event::{ErrorCategory, Event, NoticeLevel};
 use ade_protocol::rpc::RpcError;
 
@@ -67,7 +68,9 @@ pub(super) struct Worker {
     /// Last event that was taken from the link.
     pub(super) taken: Seq,
     acked: Seq,
-    place: OwnedSemaphorePermit,
+    pub(super) place: Place,
+    /// Whether the pool knows it as idle.
+    pub(super) idle: bool,
 }
 
 /// What a response is for.
@@ -89,6 +92,8 @@ pub(super) enum Pending {
 /// A start under way.
 pub(super) struct Starting {
     pub(super) epoch: u64,
+    /// Where it stands in the line for a worker; 0: in front of it.
+    pub(super) place: usize,
     cancel: CancellationToken,
     /// The worker of a broker that is gone is taken over.
     takeover: bool,
@@ -148,6 +153,7 @@ impl Worker {
             taken: Seq(0),
             acked: Seq(0),
             place: started.place,
+            idle: false,
         }
     }
 
@@ -182,31 +188,82 @@ impl Actor {
         let cancel = CancellationToken::new();
         self.starting = Some(Starting {
             epoch: self.epoch,
+            place: 0,
             cancel: cancel.clone(),
             takeover: false,
         });
         let (epoch, tx) = (self.epoch, self.tx.clone());
-        let start = self.budget.start(self.now());
+        let start = self.may_start_now();
         let plan = Plan {
             shared: std::sync::Arc::clone(&self.shared),
             row: self.row.clone(),
-            pause: match start {
-                Start::After(pause) => pause,
-                Start::Refused { .. } => Duration::ZERO,
-            },
+            pause: *start.as_ref().unwrap_or(&Duration::ZERO),
             departing: self
                 .departing
                 .as_ref()
                 .map(|departing| departing.gone.clone()),
+            line: start::Line {
+                tx: tx.clone(),
+                epoch,
+            },
             cancel,
         };
         tokio::spawn(async move {
             let outcome = match start {
-                Start::Refused { deaths, window } => Err(budget_used_up(deaths, window)),
-                Start::After(_) => start::run(plan).await,
+                Err(failure) => Err(failure),
+                Ok(_) => start::run(plan).await,
             };
             report(&tx, Command::Started { epoch, outcome }).await;
         });
+    }
+
+    /// The pause before a start, or why there is none: by what this session's
+    /// workers did, and by what starts of this kind of agent did.
+    fn may_start_now(&self) -> Result<Duration, Failure> {
+        let own = match self.budget.start(self.now()) {
+            Start::After(pause) => pause,
+            Start::Refused { deaths, window } => {
+                return Err(budget_used_up(deaths, window, self.last_death.as_ref()));
+            }
+        };
+        match self.shared.pool.may_start(&self.row.provider) {
+            Start::After(pause) => Ok(own.max(pause)),
+            Start::Refused { deaths, window } => {
+                Err(kind_used_up(&self.row.provider, deaths, window))
+            }
+        }
+    }
+
+    /// A start waits in the line for a worker, or does not any more.
+    pub(super) fn in_line(&mut self, epoch: u64, place: usize) {
+        let starting = self.starting.as_mut();
+        let Some(starting) = starting.filter(|starting| starting.epoch == epoch) else {
+            return;
+        };
+        let before = std::mem::replace(&mut starting.place, place);
+        // Once for each start: clients see where it stands in its state.
+        if before == 0 && place > 0 {
+            let message = format!("All workers are in use; place {place} in the line for one.");
+            let turn = self.machine.turn().cloned();
+            let level = NoticeLevel::Info;
+            self.emit(turn.as_ref(), &Event::Notice { level, message });
+        }
+        self.touch();
+    }
+
+    /// Tells the pool whether the worker has something to do.
+    pub(super) fn note_idle(&mut self) {
+        let idle = self.machine.state() == State::Idle;
+        if let Some(worker) = &mut self.worker
+            && worker.idle != idle
+        {
+            worker.idle = idle;
+            if idle {
+                worker.place.idle();
+            } else {
+                worker.place.busy();
+            }
+        }
     }
 
     /// Goes on with what a broker that is gone left: its turn, and its worker
@@ -236,18 +293,10 @@ impl Actor {
             return;
         };
         let taken = self.transcript_origin(entry.generation);
-        // The limit may be lower than before; nobody is sent away for that.
-        let workers = &self.shared.workers;
-        let place = match Arc::clone(workers).try_acquire_owned() {
-            Ok(place) => place,
-            Err(_) => {
-                workers.add_permits(1);
-                let Ok(place) = Arc::clone(workers).try_acquire_owned() else {
-                    return;
-                };
-                place
-            }
-        };
+        let place = self
+            .shared
+            .pool
+            .take(&self.row.session_id, &self.row.provider);
         let connections = self
             .shared
             .registry
@@ -260,6 +309,7 @@ impl Actor {
         let cancel = CancellationToken::new();
         self.starting = Some(Starting {
             epoch: self.epoch,
+            place: 0,
             cancel: cancel.clone(),
             takeover: true,
         });
@@ -350,6 +400,7 @@ impl Actor {
                 let generation = started.generation;
                 let mut started = *started;
                 let resumed = started.resumed.take();
+                self.shared.pool.start_worked(&self.row.provider);
                 self.adopt(started).await;
                 match resumed {
                     Some(resumed) => self.resumed(generation, &resumed).await,
@@ -361,10 +412,13 @@ impl Actor {
                 self.input(Input::TakeoverFailed(failure)).await;
             }
             Err(failure) => {
-                if failure.category == ErrorCategory::Exited && failure.kind != BUDGET {
-                    let now = self.now();
-                    self.budget.death(now);
+                if failure.category == ErrorCategory::Exited
+                    && ![BUDGET, KIND_BUDGET].contains(&failure.kind.as_str())
+                {
+                    self.shared.pool.start_failed(&self.row.provider);
+                    self.death(&failure);
                 }
+                self.note_generation().await;
                 self.note_budget(&failure).await;
                 self.input(Input::WorkerFailed(failure)).await;
             }
@@ -373,9 +427,24 @@ impl Actor {
 
     /// A turn that waits for a worker while none is being had gets one.
     fn acquire_if_wanted(&mut self) {
-        use crate::turn::State;
         if matches!(self.machine.state(), State::Starting | State::Recovering) {
             self.acquire();
+        }
+    }
+
+    /// A worker, or its host, ended that nobody had told to.
+    pub(super) fn death(&mut self, failure: &Failure) {
+        let now = self.now();
+        self.budget.death(now);
+        self.last_death = Some(failure.clone());
+    }
+
+    /// Workers that never got ready have counted too.
+    async fn note_generation(&mut self) {
+        let session = self.row.session_id.clone();
+        let row = self.shared.state.run(move |state| state.session(&session));
+        if let Ok(Some(row)) = row.await {
+            self.row.generation = row.generation;
         }
     }
 
@@ -846,8 +915,7 @@ impl Actor {
         tracing::info!(session = %self.row.session_id, reason = failure.message, "a worker ended");
         let asked = worker.leaving.is_some();
         if !asked {
-            let now = self.now();
-            self.budget.death(now);
+            self.death(&failure);
         }
         self.see_off(worker, Leave::Ended);
         self.input(Input::WorkerExited(generation, failure)).await;
@@ -896,14 +964,30 @@ fn send_id(turn: &TurnId) -> RequestId {
 }
 
 const BUDGET: &str = "start_budget";
+const KIND_BUDGET: &str = "provider_start_budget";
 
-fn budget_used_up(deaths: usize, window: Duration) -> Failure {
+fn budget_used_up(deaths: usize, window: Duration, last: Option<&Failure>) -> Failure {
+    let seconds = window.as_secs();
+    let why = last.map_or_else(String::new, |last| format!(" (last: {})", last.message));
+    let message = format!(
+        "the agent ended {deaths} times within {seconds} s{why} and is not started again; \
+         run `ade chat reset` or send with --retry when that is mended"
+    );
+    let failure = Failure::new(BUDGET, ErrorCategory::Exited, message);
+    match last.and_then(|last| last.detail.clone()) {
+        Some(detail) => failure.with_detail(detail),
+        None => failure,
+    }
+}
+
+/// The same for all sessions of a kind of agent; none of them is marked for it.
+fn kind_used_up(provider: &str, deaths: usize, window: Duration) -> Failure {
     let seconds = window.as_secs();
     let message = format!(
-        "the agent ended {deaths} times within {seconds} s and is not started again; \
-         look at the last error, then run `ade chat reset` or send with --retry"
+        "{deaths} starts of {provider} failed within {seconds} s, and none worked; it is not \
+         started again until `ade chat reset` or a send with --retry says so"
     );
-    Failure::new(BUDGET, ErrorCategory::Exited, message)
+    Failure::new(KIND_BUDGET, ErrorCategory::Exited, message)
 }
 
 async fn report(tx: &mpsc::WeakSender<Command>, command: Command) {

@@ -124,7 +124,6 @@ enum Letter {
     Exited,
     Abort,
     Stop,
-    Shutdown,
     PutAway,
     Moment,
     Deadline,
@@ -132,7 +131,7 @@ enum Letter {
     Stale,
 }
 
-const ALPHABET: [Letter; 22] = [
+const ALPHABET: [Letter; 21] = [
     Letter::Send,
     Letter::Steer,
     Letter::Replace,
@@ -150,7 +149,6 @@ const ALPHABET: [Letter; 22] = [
     Letter::Exited,
     Letter::Abort,
     Letter::Stop,
-    Letter::Shutdown,
     Letter::PutAway,
     Letter::Moment,
     Letter::Deadline,
@@ -268,10 +266,6 @@ impl World {
             Letter::Stop => {
                 self.stopped_by_user();
                 self.on(Input::Stop);
-            }
-            Letter::Shutdown => {
-                self.stopped_by_user();
-                self.on(Input::Shutdown);
             }
             Letter::PutAway => self.on(Input::PutAway),
             Letter::Moment => self.pass(8),

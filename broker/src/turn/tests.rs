@@ -649,24 +649,6 @@ fn a_restored_queue_is_held_until_the_users_next_message() {
 }
 
 #[test]
-fn a_broker_that_stops_ends_the_turn_and_keeps_the_queue() {
-    let mut rig = Rig::new();
-    for turn in ["a", "b"] {
-        rig.on(send(turn));
-    }
-    rig.ready();
-    rig.event("a");
-    rig.on(Input::Shutdown);
-    rig.ended("a", Ending::Interrupted);
-    assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
-    assert_eq!(
-        (rig.machine.state(), rig.machine.queued()),
-        (State::Idle, 1)
-    );
-    assert!(rig.ends("b").is_empty());
-}
-
-#[test]
 fn only_an_idle_worker_is_put_away() {
     let mut rig = Rig::new();
     rig.on(send("a"));
