@@ -11,9 +11,6 @@ use serde_json::{Value, json};
 /// A gated call of `bash`, then a word.
 const GATED: &str = "!card Run it? | touch x | bash\n!emit went on";
 
-/// The same in a turn that does not end by itself: a denial lets it go on.
-const GATED_ENDLESS: &str = "!card Run it? | touch x | bash\n!hang";
-
 fn started() -> (Ade, Rpc, String) {
     let mut ade = Ade::new();
     ade.serve();
@@ -120,7 +117,7 @@ fn g01_an_abort_withdraws_the_card_for_everybody_and_a_late_answer_changes_nothi
     let (ade, mut rpc, chat) = started();
     let mut other = ade.rpc();
     other.subscribe(&chat, 0);
-    let (turn, card, mut watch) = asked(&ade, &mut rpc, &chat, GATED_ENDLESS);
+    let (turn, card, mut watch) = asked(&ade, &mut rpc, &chat, GATED);
     rpc.call("chat.abort", json!({"sessionId": chat}));
     for client in [&mut watch, &mut other] {
         let events = client.until_done(&turn);
@@ -130,6 +127,9 @@ fn g01_an_abort_withdraws_the_card_for_everybody_and_a_late_answer_changes_nothi
     let error = rpc.answer(&card, &yes("allow")).unwrap_err();
     assert_eq!(error.kind, "card_gone");
     assert!(error.message.contains("aborted"), "{}", error.message);
+    // The turn ended there: a withdrawal is no denial that it goes on after.
+    let lines = ade.checked_transcript(&chat);
+    assert_eq!(text_of(&of_turn(&lines, &turn)), "");
     // The same worker goes on, and nothing was ever allowed.
     assert_eq!(ended(&ade.turn(&chat, "hello")), "completed");
     let lines = ade.checked_transcript(&chat);
@@ -180,7 +180,7 @@ fn g02_the_first_answer_counts_and_later_ones_are_told_whose_it_was() {
 #[test]
 fn g05_what_nobody_answers_is_never_allowed_and_has_its_own_word() {
     let (mut ade, mut rpc, chat) = started();
-    let (turn, _) = ade.send(&mut rpc, &chat, GATED_ENDLESS);
+    let (turn, _) = ade.send(&mut rpc, &chat, GATED);
     drop(rpc);
     // Nobody is connected: the card opens all the same, and stays.
     ade.wait_transcript(&chat, "the card", |lines| {
@@ -190,6 +190,7 @@ fn g05_what_nobody_answers_is_never_allowed_and_has_its_own_word() {
     let events = of_turn(&ade.checked_transcript(&chat), &turn);
     assert_eq!(resolution(&events), withdrawn("shutting_down"));
     assert_eq!(ended(&events), "interrupted");
+    assert_eq!(text_of(&events), "");
     assert!(!allowed(&events).contains(&true));
     assert_eq!(ade.describe(), Vec::<String>::new());
 }
