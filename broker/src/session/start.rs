@@ -256,7 +256,12 @@ async fn spawn(plan: &Plan, launch: &Launch) -> Result<Spawned, Failure> {
         Err(error) => {
             shared.registry.forget(&worker_id);
             let detail = error.hints().join("\n");
-            let failure = Failure::new("start_failed", ErrorCategory::Exited, error.to_string());
+            let mut message = error.to_string();
+            if let Some(source) = std::error::Error::source(&error) {
+                message = format!("{message}: {source}");
+            }
+            // Of no category that counts against the agent: it never ran.
+            let failure = Failure::new("start_failed", ErrorCategory::Unknown, message);
             Err(if detail.is_empty() {
                 failure
             } else {

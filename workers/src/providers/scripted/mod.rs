@@ -100,8 +100,13 @@ enum Flow {
 /// Runs until the input ends or `dispose`.
 pub(crate) fn run() -> ExitCode {
     let switches = Arc::new(Switches::default());
-    let Ok(input) = start_threads(&switches) else {
-        return ExitCode::from(71);
+    let input = match start_threads(&switches) {
+        Ok(input) => input,
+        Err(error) => {
+            // Losing it would only lose the reason.
+            let _ = writeln!(io::stderr(), "ade-host: could not start a thread: {error}");
+            return ExitCode::from(71);
+        }
     };
     let mut host = Host {
         input,

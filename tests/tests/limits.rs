@@ -1,0 +1,427 @@
+//! What runs out: descriptors, processes, room on the disk. Whoever is
+//! concerned is told so in a sentence; everybody else goes on.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ade_tests::ade::{Ade, report};
+use ade_tests::rpc::{Rpc, text_of};
+use ade_tests::turns::{dones, ended, of_turn, of_type};
+use ade_tests::wait::{wait_true, wait_until};
+use nix::sys::resource::{Resource, getrlimit};
+use serde_json::{Value, json};
+
+fn chat(ade: &Ade, rpc: &mut Rpc) -> String {
+    let lane = ade.lane("lane");
+    ade.chat(rpc, "scripted", &lane, json!({"firstEventMs": 60_000}))
+}
+
+fn is_root() -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        report("SKIPPED: this test needs root");
+    }
+    root
+}
+
+/// The same command with limits, such as `--nofile=64`.
+fn limited(serve: &Command, limit: &str) -> Command {
+    let mut outer = Command::new("prlimit");
+    outer.arg(limit);
+    carry(serve, outer)
+}
+
+/// `outer`, which runs its last arguments, with the environment of `serve`.
+fn carry(serve: &Command, mut outer: Command) -> Command {
+    outer.arg(serve.get_program()).args(serve.get_args());
+    for (name, value) in serve.get_envs() {
+        match value {
+            Some(value) => outer.env(name, value),
+            None => outer.env_remove(name),
+        };
+    }
+    outer.current_dir(serve.get_current_dir().expect("a folder"));
+    outer.stdin(std::process::Stdio::null());
+    outer
+}
+
+/// The soft and the hard limit of open files of a process.
+fn files_limit(pid: i32) -> (String, String) {
+    let text = fs::read_to_string(format!("/proc/{pid}/limits")).expect("limits");
+    let line = text.lines().find(|line| line.starts_with("Max open files"));
+    let mut words = line
+        .expect("a line")
+        .split_whitespace()
+        .skip(3)
+        .map(str::to_owned);
+    (words.next().expect("soft"), words.next().expect("hard"))
+}
+
+#[test]
+fn the_limit_of_open_files_is_raised_at_the_start() {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit");
+    let mut ade = Ade::new();
+    ade.serve_with(|serve| limited(&serve, "--nofile=64:"));
+    let (soft, broker_hard) = files_limit(ade.broker_pid());
+    assert_eq!(soft, broker_hard);
+    assert_eq!(soft, hard.to_string());
+}
+
+#[test]
+fn too_few_descriptors_are_said_before_the_system_says_so_and_others_go_on() {
+    let mut ade = Ade::new();
+    ade.serve_with(|serve| limited(&serve, "--nofile=64:64"));
+    let mut rpc = ade.rpc();
+    let mut running = Vec::new();
+    let mut refused = Vec::new();
+    for _ in 0..40 {
+        let chat = chat(&ade, &mut rpc);
+        let (turn, _) = ade.send(&mut rpc, &chat, "!words 100000 100");
+        let lines = ade.wait_transcript(&chat, "a word or an end", |lines| {
+            !text_of(lines).is_empty() || !dones(lines).is_empty()
+        });
+        let events = of_turn(&lines, &turn);
+        if dones(&events).is_empty() {
+            running.push((chat, turn));
+            continue;
+        }
+        let error = &of_type(&events, "error")[0];
+        let message = error["message"].as_str().expect("a sentence").to_owned();
+        assert!(message.contains("room for another worker"), "{error}");
+        assert!(
+            error["detail"]
+                .as_str()
+                .is_some_and(|text| text.contains("ulimit")),
+            "{error}"
+        );
+        refused.push(chat);
+        if refused.len() == 3 {
+            break;
+        }
+    }
+    assert!(running.len() >= 3, "{} run", running.len());
+    assert_eq!(refused.len(), 3, "{} run", running.len());
+    // Nobody was hurt, and clients still get in.
+    for (chat, _) in &running {
+        assert_eq!(ade.session(chat)["state"], "streaming");
+    }
+    for (chat, turn) in &running {
+        rpc.call("chat.abort", json!({"sessionId": chat}));
+        let events = of_turn(&ade.wait_done(chat, turn), turn);
+        assert_eq!(ended(&events), "interrupted");
+        rpc.call("chat.stop", json!({"sessionId": chat}));
+    }
+    for chat in &refused {
+        let events = ade.turn(chat, "and now?");
+        assert_eq!(text_of(&events), "You said: and now?", "{events:?}");
+        let _ = ade.checked_transcript(chat);
+        rpc.call("chat.stop", json!({"sessionId": chat}));
+    }
+}
+
+/// Gives everything below a folder to a user.
+fn give(path: &Path, user: u32) {
+    std::os::unix::fs::chown(path, Some(user), Some(user)).expect("chown");
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            give(&entry.path(), user);
+        } else {
+            std::os::unix::fs::chown(entry.path(), Some(user), Some(user)).expect("chown");
+        }
+    }
+}
+
+#[test]
+fn no_process_more_fails_the_one_and_no_other() {
+    /// A user that nothing else runs as.
+    const USER: u32 = 61_234;
+    if !is_root() {
+        return;
+    }
+    let mut ade = Ade::new();
+    let lane = ade.lane("lane").display().to_string();
+    // A copy that this user can run, whatever the folders above the original.
+    let exe = ade.root().join("ade");
+    fs::copy(ade_tests::ade::executable(), &exe).expect("a copy");
+    give(ade.root(), USER);
+    let as_user = |command: &Command, mut outer: Command| {
+        outer.arg(&exe).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            if let Some(value) = value {
+                outer.env(name, value);
+            }
+        }
+        outer.current_dir(&lane).uid(USER).gid(USER);
+        outer.stdin(std::process::Stdio::null());
+        outer
+    };
+    ade.serve_with(|serve| {
+        let mut outer = Command::new("prlimit");
+        outer.arg("--nproc=30");
+        as_user(&serve, outer)
+    });
+    let act = |name: &str, arguments: Value| -> Result<Value, String> {
+        let text = arguments.to_string();
+        let command = ade.command(&["--json", "actions", "run", name, &text]);
+        let output = as_user(&command, Command::new("/usr/bin/env"))
+            .output()
+            .expect("ade");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        match serde_json::from_str(&said) {
+            Ok(value) if output.status.success() => Ok(value),
+            _ => Err(said + &String::from_utf8_lossy(&output.stderr)),
+        }
+    };
+    let begin = |chat: &str, prompt: &str| {
+        let sent = act("chat.send", json!({"sessionId": chat, "prompt": prompt})).expect("sent");
+        sent["turnId"].as_str().expect("a turn").to_owned()
+    };
+    let mut running: Vec<(String, String)> = Vec::new();
+    let (chat, errors) = wait_until("a start that fails", || {
+        let made = act("chat.create", json!({"provider": "scripted", "lane": lane})).expect("made");
+        let chat = made["sessionId"].as_str().expect("a chat").to_owned();
+        let turn = begin(&chat, "!words 100000 100");
+        let lines = ade.wait_transcript(&chat, "a word or an end", |lines| {
+            !text_of(lines).is_empty() || !dones(lines).is_empty()
+        });
+        let events = of_turn(&lines, &turn);
+        if dones(&events).is_empty() {
+            running.push((chat, turn));
+            return None;
+        }
+        Some((chat, of_type(&events, "error")))
+    });
+    report(&format!(
+        "{} chats ran; the next one: {errors:?}",
+        running.len()
+    ));
+    assert_eq!(errors.len(), 1);
+    let message = errors[0]["message"].as_str().expect("a sentence");
+    // Whether the worker, its host, or a thread of one could not be started:
+    // the one that could not says so.
+    let detail = errors[0]["detail"].as_str().unwrap_or_default();
+    assert!(
+        format!("{message} {detail}").contains("start"),
+        "{errors:?}"
+    );
+    assert!(!running.is_empty());
+    for (chat, turn) in &running {
+        act("chat.abort", json!({"sessionId": chat})).expect("aborted");
+        let events = of_turn(&ade.wait_done(chat, turn), turn);
+        assert_eq!(ended(&events), "interrupted");
+        act("chat.stop", json!({"sessionId": chat})).expect("stopped");
+    }
+    let turn = begin(&chat, "and now?");
+    let events = of_turn(&ade.wait_done(&chat, &turn), &turn);
+    assert_eq!(text_of(&events), "You said: and now?");
+    let _ = ade.checked_transcript(&chat);
+    act("chat.stop", json!({"sessionId": chat})).expect("stopped");
+}
+
+// ---- the disk
+
+/// A small disk of its own.
+struct Disk {
+    path: PathBuf,
+}
+
+impl Disk {
+    fn mount(path: &Path, size: &str) -> Self {
+        fs::create_dir_all(path).expect("a folder");
+        let options = format!("size={size},mode=700");
+        let mut mount = Command::new("mount");
+        mount
+            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
+            .arg(path);
+        assert!(mount.status().expect("mount").success());
+        Self {
+            path: path.to_owned(),
+        }
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.path.join("filler")
+    }
+
+    /// Takes all the room that is left.
+    fn fill(&self) {
+        use std::io::Write;
+        let mut file = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.filler())
+            .expect("a file");
+        for size in [65_536, 4096, 512, 1] {
+            while file.write_all(&vec![0; size]).is_ok() {}
+        }
+    }
+
+    fn make_room(&self) {
+        fs::remove_file(self.filler()).expect("the filler");
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.path).status();
+    }
+}
+
+/// Every line of a transcript is whole, and the sequences have no gap.
+fn whole(ade: &Ade, chat: &str) -> Vec<Value> {
+    ade.checked_transcript(chat)
+}
+
+#[test]
+fn a_full_disk_under_transcripts_costs_the_running_turns_and_nothing_else() {
+    if !is_root() {
+        return;
+    }
+    let mut ade = Ade::new();
+    let disk = Disk::mount(&ade.home().join("transcripts"), "256k");
+    ade.serve();
+    let mut rpc = ade.rpc();
+    let streaming = chat(&ade, &mut rpc);
+    let idle = chat(&ade, &mut rpc);
+    ade.turn(&idle, "hello");
+    let asking = chat(&ade, &mut rpc);
+    let (asked, after) = ade.send(&mut rpc, &asking, "!card Run it? | x");
+    let mut watch = ade.rpc();
+    watch.subscribe(&asking, after);
+    let _card = watch.card();
+    let (turn, after) = ade.send(&mut rpc, &streaming, "!words 1000000 5");
+    let (queued, _) = ade.send(&mut rpc, &streaming, "behind it");
+    let mut watch = ade.rpc();
+    watch.subscribe(&streaming, after);
+    watch.event("a word", |event| event["event"]["type"] == "text");
+    disk.fill();
+    // The turn that streams fails, with a sentence that says why.
+    let info = wait_until("the turn fails", || {
+        let info = ade.session(&streaming);
+        (info["lastStatus"] == "failed").then_some(info)
+    });
+    let why = info["lastError"].as_str().expect("a sentence");
+    assert!(why.contains("could not write the transcript"), "{why}");
+    wait_true("its worker is gone", || {
+        ade.session(&streaming)["workerPid"].is_null()
+    });
+    // Who writes nothing is not concerned.
+    assert_eq!(ade.session(&asking)["state"], "awaiting_card");
+    assert!(!ade.session(&idle)["workerPid"].is_null());
+    // A message that can't be written down is not taken, and says so.
+    for chat in [&idle, &streaming] {
+        // More than what may be left of the file's last block.
+        let prompt = "x".repeat(10_000);
+        let refused = rpc.try_call("chat.send", json!({"sessionId": chat, "prompt": prompt}));
+        let refused = refused.expect_err("no room");
+        assert_eq!(refused.kind, "transcript", "{refused:?}");
+        assert!(refused.message.contains("could not"), "{refused:?}");
+    }
+    disk.make_room();
+    for chat in [&idle, &streaming] {
+        let events = ade.turn(chat, "and now?");
+        assert_eq!(text_of(&events), "You said: and now?");
+    }
+    for turn in [&turn, &queued] {
+        let events = of_turn(&whole(&ade, &streaming), turn);
+        assert_eq!(ended(&events), "failed", "{events:?}");
+        assert_eq!(of_type(&events, "error").len(), 1);
+    }
+    rpc.call("chat.abort", json!({"sessionId": asking}));
+    assert_eq!(
+        ended(&of_turn(&ade.wait_done(&asking, &asked), &asked)),
+        "interrupted"
+    );
+    for chat in [&idle, &streaming, &asking] {
+        let _ = whole(&ade, chat);
+        rpc.call("chat.stop", json!({"sessionId": chat}));
+    }
+    // The next broker finds nothing to mend.
+    assert_eq!(ade.stop_broker(), Some(0));
+    ade.serve();
+    for chat in [&idle, &streaming, &asking] {
+        assert_eq!(ade.session(chat)["state"], "idle");
+        let before = whole(&ade, chat).len();
+        ade.turn(chat, "again");
+        assert!(whole(&ade, chat).len() > before);
+    }
+    assert_eq!(ade.stop_broker(), Some(0));
+}
+
+#[test]
+fn a_broker_that_ends_with_a_full_disk_owes_the_ends_to_the_next_one() {
+    if !is_root() {
+        return;
+    }
+    let mut ade = Ade::new();
+    let disk = Disk::mount(&ade.home().join("transcripts"), "256k");
+    ade.serve();
+    let mut rpc = ade.rpc();
+    let chat = chat(&ade, &mut rpc);
+    let (turn, _) = ade.send(&mut rpc, &chat, "!words 1000000 5");
+    ade.wait_transcript(&chat, "a word", |lines| !text_of(lines).is_empty());
+    disk.fill();
+    wait_true("the turn fails", || {
+        ade.session(&chat)["lastStatus"] == "failed"
+    });
+    assert_eq!(ade.stop_broker(), Some(0));
+    disk.make_room();
+    ade.serve();
+    let events = of_turn(&whole(&ade, &chat), &turn);
+    assert_eq!(ended(&events), "failed", "{events:?}");
+    let events = ade.turn(&chat, "and now?");
+    assert_eq!(text_of(&events), "You said: and now?");
+    let _ = whole(&ade, &chat);
+    assert_eq!(ade.stop_broker(), Some(0));
+}
+
+#[test]
+fn a_full_disk_under_everything_is_survived() {
+    if !is_root() {
+        return;
+    }
+    let mut ade = Ade::new();
+    let disk = Disk::mount(&ade.home(), "3m");
+    ade.serve();
+    let mut rpc = ade.rpc();
+    let streaming = chat(&ade, &mut rpc);
+    let idle = chat(&ade, &mut rpc);
+    ade.turn(&idle, "hello");
+    let (turn, _) = ade.send(&mut rpc, &streaming, "!words 1000000 5");
+    ade.wait_transcript(&streaming, "a word", |lines| !text_of(lines).is_empty());
+    disk.fill();
+    wait_true("the turn fails", || {
+        ade.session(&streaming)["lastStatus"] == "failed"
+    });
+    let prompt = "x".repeat(10_000);
+    let refused = rpc.try_call("chat.send", json!({"sessionId": idle, "prompt": prompt}));
+    let refused = refused.expect_err("no room");
+    assert!(
+        ["transcript", "state"].contains(&refused.kind.as_str()),
+        "{refused:?}"
+    );
+    // Nothing can be made either, and it is said why.
+    let lane = ade.lane("other").display().to_string();
+    let made = rpc.try_call("chat.create", json!({"provider": "scripted", "lane": lane}));
+    if let Ok(made) = made {
+        let sent = json!({"sessionId": made["sessionId"], "prompt": "x".repeat(10_000)});
+        let refused = rpc.try_call("chat.send", sent).expect_err("no room");
+        assert!(!refused.message.is_empty());
+    }
+    disk.make_room();
+    for chat in [&streaming, &idle] {
+        let events = ade.turn(chat, "and now?");
+        assert_eq!(ended(&events), "completed");
+        assert_eq!(text_of(&events), "You said: and now?");
+    }
+    let events = of_turn(&whole(&ade, &streaming), &turn);
+    assert_eq!(ended(&events), "failed");
+    for chat in [&streaming, &idle] {
+        rpc.call("chat.stop", json!({"sessionId": chat}));
+        let _ = whole(&ade, chat);
+    }
+    wait_true("no litter", || ade.litter().is_empty());
+    assert_eq!(ade.stop_broker(), Some(0));
+}
