@@ -40,9 +40,10 @@ use crate::subscription;
 /// Requests of one connection that run at once. One more waits unread.
 const CONCURRENT: usize = 64;
 
-/// Lines that may wait for a connection's writer. Whoever has one more waits:
+/// Pieces, 64 KiB at most but for single long lines, that may wait for a
+/// connection's writer. Whoever has one more waits:
 /// subscriptions then fill their own bounded queue.
-const WRITE_QUEUE: usize = 64;
+const WRITE_QUEUE: usize = 16;
 
 /// Subscriptions of one connection. One more is refused.
 const SUBSCRIPTIONS: usize = 256;

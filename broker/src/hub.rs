@@ -15,13 +15,15 @@ use ade_protocol::{Seq, SessionId};
 use bytes::Bytes;
 use tokio::sync::Notify;
 
+/// Bytes that a subscriber takes from its queue in one go: one lock and one
+/// write for many small events.
+const TAKE: usize = 64 * 1024;
+
 /// What a subscriber is told.
 #[derive(Clone, Debug)]
 pub enum Item {
     /// A notification line, ready to be written.
     Event {
-        /// The session.
-        session: SessionId,
         /// Its place in the transcript; not persisted events carry the last
         /// persisted one's.
         sequence: Seq,
@@ -73,8 +75,8 @@ struct Queue {
 /// What [`Subscriber::next`] found.
 #[derive(Debug)]
 pub enum Next {
-    /// The next item.
-    Item(Item),
+    /// The next items, in order; at least one.
+    Items(Vec<Item>),
     /// Events of this session did not fit; the live feed of a subscription to
     /// one session is paused until [`Hub::resume`].
     Missed(SessionId, Seq, Seq),
@@ -178,7 +180,7 @@ impl Subscriber {
         self.wake.notify_one();
     }
 
-    /// The next thing to tell.
+    /// The next things to tell.
     pub async fn next(&self) -> Next {
         loop {
             {
@@ -186,9 +188,9 @@ impl Subscriber {
                 if queue.closed {
                     return Next::Closed;
                 }
-                if let Some(item) = queue.items.pop_front() {
-                    queue.bytes -= item.size();
-                    return Next::Item(item);
+                let items = queue.take();
+                if !items.is_empty() {
+                    return Next::Items(items);
                 }
                 let missed = queue.missed.keys().next().cloned();
                 if let Some(session) = missed {
@@ -205,6 +207,20 @@ impl Subscriber {
 }
 
 impl Queue {
+    /// Takes items from the front, about [`TAKE`] bytes of them.
+    fn take(&mut self) -> Vec<Item> {
+        let (mut items, mut bytes) = (Vec::new(), 0);
+        while bytes < TAKE {
+            let Some(item) = self.items.pop_front() else {
+                break;
+            };
+            bytes += item.size();
+            items.push(item);
+        }
+        self.bytes -= bytes;
+        items
+    }
+
     fn push(&mut self, session: &SessionId, item: &Item) {
         let Item::Event {
             sequence,
@@ -244,7 +260,6 @@ mod tests {
 
     fn event(sequence: u64, size: usize) -> Item {
         Item::Event {
-            session: SessionId::from("s"),
             sequence: Seq(sequence),
             persisted: true,
             line: Bytes::from(vec![b'x'; size]),
@@ -263,7 +278,15 @@ mod tests {
         let mut last = 0;
         let (from, to) = loop {
             match slow.next().await {
-                Next::Item(Item::Event { sequence, .. }) => last = sequence.0,
+                Next::Items(items) => {
+                    for item in items {
+                        let Item::Event { sequence, .. } = item else {
+                            panic!("{item:?}")
+                        };
+                        assert_eq!(sequence.0, last + 1);
+                        last = sequence.0;
+                    }
+                }
                 Next::Missed(_, from, to) => break (from.0, to.0),
                 other => panic!("{other:?}"),
             }
@@ -276,10 +299,16 @@ mod tests {
         );
         assert!(hub.resume(&slow, &session, Seq(101)));
         hub.publish(&session, Seq(102), &[event(102, 10)]);
-        let Next::Item(Item::Event { sequence, .. }) = slow.next().await else {
+        let Next::Items(items) = slow.next().await else {
             panic!()
         };
-        assert_eq!(sequence, Seq(102));
+        assert!(matches!(
+            items[..],
+            [Item::Event {
+                sequence: Seq(102),
+                ..
+            }]
+        ));
     }
 
     #[tokio::test]
@@ -289,7 +318,7 @@ mod tests {
         let one = hub.subscribe(Some(a), false);
         let all = hub.subscribe(None, false);
         hub.publish(&b, Seq(1), &[event(1, 1)]);
-        assert!(matches!(all.next().await, Next::Item(_)));
+        assert!(matches!(all.next().await, Next::Items(_)));
         hub.unsubscribe(&one);
         assert!(matches!(one.next().await, Next::Closed));
         assert_eq!(hub.len(), 1);

@@ -171,11 +171,16 @@ fn read_line(line: &Line) -> Result<Option<LinkIn>, FrameFault> {
     }
 }
 
-/// Whether an event is a mere sign of life. The cheap look first: almost no
-/// event contains the word.
+/// Whether an event is a mere sign of life. Workers write the type first, so
+/// one look is enough for theirs; any other order is read properly.
 fn is_activity(event: &RawValue) -> bool {
-    event.get().contains("\"activity\"")
-        && ade_protocol::event::event_type(event).is_ok_and(|kind| kind == "activity")
+    const ACTIVITY: &str = "activity";
+    match event.get().strip_prefix("{\"type\":\"") {
+        Some(rest) => rest
+            .strip_prefix(ACTIVITY)
+            .is_some_and(|rest| rest.starts_with('"')),
+        None => ade_protocol::event::event_type(event).is_ok_and(|kind| kind == ACTIVITY),
+    }
 }
 
 /// Writes queued lines, many at once when many wait.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use ade_protocol::action::{Gap, SubscribeParams};
 use ade_protocol::rpc;
 use ade_protocol::{Seq, SessionId};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -19,7 +19,7 @@ use crate::manager::Manager;
 use crate::transcript;
 
 /// Bytes of the transcript that are read in one go while catching up.
-const CHUNK: usize = 256 * 1024;
+const CHUNK: usize = 64 * 1024;
 
 /// A subscription before its first line was sent.
 pub struct Feed {
@@ -78,21 +78,7 @@ impl Feed {
             }
             match self.subscriber.next().await {
                 Next::Closed => return Ok(()),
-                Next::Item(Item::Card(line)) => send(out, line).await?,
-                Next::Item(Item::Event {
-                    sequence,
-                    persisted,
-                    line,
-                    ..
-                }) => {
-                    // While catching up some of these were read already.
-                    if !persisted || self.session.is_none() || sequence > self.sent {
-                        if persisted {
-                            self.sent = sequence;
-                        }
-                        send(out, line).await?;
-                    }
-                }
+                Next::Items(items) => self.live(items, out).await?,
                 Next::Missed(session, from, to) => {
                     let gap = Gap {
                         subscription_id: self.id,
@@ -106,6 +92,36 @@ impl Feed {
                 }
             }
         }
+    }
+
+    /// Sends live items, many lines in one piece.
+    async fn live(
+        &mut self,
+        items: Vec<Item>,
+        out: &mpsc::Sender<Bytes>,
+    ) -> Result<(), WriterGone> {
+        let mut piece = Piece::default();
+        for item in items {
+            match item {
+                Item::Card(line) => piece.add(&line),
+                Item::Event {
+                    sequence,
+                    persisted,
+                    line,
+                    ..
+                } => {
+                    // While catching up some of these were read already.
+                    if persisted && self.session.is_some() && sequence <= self.sent {
+                        continue;
+                    }
+                    if persisted {
+                        self.sent = sequence;
+                    }
+                    piece.add(&line);
+                }
+            }
+        }
+        piece.send(out).await
     }
 
     /// Sends from the transcript until there is nothing more in it.
@@ -126,11 +142,13 @@ impl Feed {
                 }
                 Err(_) => break,
             };
+            let mut piece = Piece::default();
             for (sequence, line) in page.events {
                 self.sent = sequence;
-                let line = rpc::notification_line(rpc::EVENT, &String::from_utf8_lossy(&line));
-                send(out, Bytes::from(line)).await?;
+                let text = String::from_utf8_lossy(&line);
+                piece.add(rpc::notification_line(rpc::EVENT, &text).as_bytes());
             }
+            piece.send(out).await?;
             if page.reached_end
                 && self
                     .manager
@@ -143,6 +161,26 @@ impl Feed {
         }
         self.catching_up = false;
         Ok(())
+    }
+}
+
+/// Lines that are written in one piece; the writer ends the last one.
+#[derive(Default)]
+struct Piece(BytesMut);
+
+impl Piece {
+    fn add(&mut self, line: &[u8]) {
+        if !self.0.is_empty() {
+            self.0.extend_from_slice(b"\n");
+        }
+        self.0.extend_from_slice(line);
+    }
+
+    async fn send(self, out: &mpsc::Sender<Bytes>) -> Result<(), WriterGone> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        send(out, self.0.freeze()).await
     }
 }
 

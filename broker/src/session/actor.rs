@@ -31,6 +31,10 @@ const BATCH: usize = 256;
 /// How often the end of a turn that is not on disk is tried again.
 const RETRY: std::time::Duration = std::time::Duration::from_secs(5);
 
+/// How old the figures of a view may be while events stream: making one costs
+/// more than an event.
+const VIEW_LAG: std::time::Duration = std::time::Duration::from_millis(50);
+
 /// Answers that may wait for a worker that is being taken over.
 const MAX_DEFERRED: usize = 64;
 
@@ -83,6 +87,10 @@ pub(super) struct Actor {
     pub(super) broken: Option<Failure>,
     view: watch::Sender<Arc<View>>,
     dirty: bool,
+    /// When the figures of the view (last event) are published at the latest.
+    stale: Option<Instant>,
+    /// The time that everything carries which is staged together.
+    moment: Option<String>,
     born: Instant,
     idle_since: Instant,
 }
@@ -130,6 +138,8 @@ impl Actor {
                 cards: Vec::new(),
             })),
             dirty: false,
+            stale: None,
+            moment: None,
             born: now,
             idle_since: now,
             shared,
@@ -185,7 +195,7 @@ impl Actor {
                 self.give_up(failure).await;
             }
             self.answer_stops();
-            if self.dirty {
+            if self.view_is_due() {
                 self.publish_view();
             }
             // A start under way is waited for: its worker would be nobody's.
@@ -217,7 +227,16 @@ impl Actor {
             .then(|| self.idle_since + self.shared.config.timing(&self.row.provider).idle_put_away);
         let leaving = self.worker.as_ref().and_then(|worker| worker.leaving);
         let owed = (!self.owed.is_empty()).then_some(self.retry_at);
-        [turn, idle, leaving, owed].into_iter().flatten().min()
+        [turn, idle, leaving, owed, self.stale]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Whether the view has to be published now: its state changed, or its
+    /// figures are as old as they may be.
+    fn view_is_due(&self) -> bool {
+        self.dirty || self.stale.is_some_and(|at| clock::now() >= at)
     }
 
     /// Whether a worker that was asked to end is alive.
@@ -235,7 +254,9 @@ impl Actor {
     async fn deadline(&mut self) {
         let now = self.now();
         let leaving = self.worker.as_ref().and_then(|worker| worker.leaving);
-        if leaving.is_some_and(|until| clock::now() >= until) {
+        if self.stale.is_some_and(|at| clock::now() >= at) {
+            // The loop publishes the view, and comes back for the rest.
+        } else if leaving.is_some_and(|until| clock::now() >= until) {
             self.dismiss();
         } else if !self.owed.is_empty() && clock::now() >= self.retry_at {
             self.settle_owed().await;
@@ -259,9 +280,11 @@ impl Actor {
 
     /// Gives one input to the machine and carries out what it says.
     pub(super) async fn input(&mut self, input: Input) {
-        let was_idle = self.machine.state() == State::Idle;
+        let before = self.machine.state();
+        let was_idle = before == State::Idle;
         let now = self.now();
         let effects = self.machine.on(input, now);
+        let quiet = effects.is_empty();
         for effect in effects {
             if self.broken.is_some() {
                 // What can't be written down is not done: the turn is given up.
@@ -273,7 +296,7 @@ impl Actor {
             self.idle_since = clock::now();
         }
         self.note_idle();
-        self.dirty = true;
+        self.dirty |= !quiet || self.machine.state() != before;
     }
 
     async fn effect(&mut self, effect: Effect) {
@@ -470,21 +493,21 @@ impl Actor {
         event: &RawValue,
         persisted: bool,
     ) {
-        let timestamp = clock::timestamp();
+        // One reading of the clock for all that is written in one go.
+        let timestamp = self.moment.take().unwrap_or_else(clock::timestamp);
         let (sequence, envelope) = if persisted {
             self.transcript.stage(&timestamp, turn, origin, event)
         } else {
             self.transcript.transient(&timestamp, turn, event)
         };
+        self.moment = Some(timestamp);
         let line = notification(rpc::EVENT, &envelope);
-        let session = self.row.session_id.clone();
         self.outbox.push(Item::Event {
-            session,
             sequence,
             persisted,
             line,
         });
-        self.dirty = true;
+        self.stale.get_or_insert_with(|| clock::now() + VIEW_LAG);
     }
 
     /// Writes what was staged, then publishes and acknowledges it. False: it
@@ -493,6 +516,7 @@ impl Actor {
         if self.outbox.is_empty() {
             return true;
         }
+        self.moment = None;
         let mut items = std::mem::take(&mut self.outbox);
         let written = self.transcript.commit();
         if let Err(error) = &written {
@@ -636,6 +660,7 @@ impl Actor {
 
     fn publish_view(&mut self) {
         self.dirty = false;
+        self.stale = None;
         let line = self.starting.as_ref().map(|starting| starting.place);
         let line = line.filter(|place| *place > 0);
         let info = SessionInfo {
