@@ -6,7 +6,8 @@
 
 use crate::process::{Pid, ProcessIdentity, here};
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::fmt;
 use std::path::Path;
@@ -101,7 +102,7 @@ pub struct QueueAt {
 impl Record {
     /// A new record of the calling process with a fresh token.
     pub(crate) fn new(owner: OwnerKind, owner_id: &str, session_file: &Path) -> Self {
-        let here = here();
+        let (here, own) = (here(), Pid::own());
         let token = uuid::Uuid::new_v4().to_string();
         let owner_id = match owner_id.trim() {
             "" => uuid::Uuid::new_v4().to_string(),
@@ -112,11 +113,11 @@ impl Record {
             token,
             owner: Some(owner),
             owner_id,
-            pid: Some(Pid::own()),
+            pid: Some(own),
             acquired_at: now_iso(),
             session_file: session_file.to_string_lossy().into_owned(),
             process_started_at: None,
-            start_ticks: own_ticks(),
+            start_ticks: own_ticks(own),
             boot_id: here.boot_id.clone(),
             pid_namespace: here.pid_namespace,
             host: here.host.clone(),
@@ -135,55 +136,41 @@ impl Record {
     /// can have meant.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let Value::Object(map) = serde_json::from_slice(bytes).ok()? else {
-            return None;
-        };
-        let version = map
-            .get("version")?
-            .as_u64()
-            .filter(|version| *version > 0)?;
+        let found: Found = serde_json::from_slice(bytes).ok()?;
+        let version = found.version.as_u64().filter(|version| *version > 0)?;
         let newer = version > VERSION;
-        let text = |name: &str| map.get(name).and_then(Value::as_str).map(str::to_owned);
-        let filled = |name: &str| {
-            let value = text(name).filter(|value| !value.trim().is_empty());
+        let filled = |value: Value| {
+            let value = text(value).filter(|value| !value.trim().is_empty());
             if newer {
                 Some(value.unwrap_or_default())
             } else {
                 value
             }
         };
-        let owner = map
-            .get("owner")
-            .and_then(Value::as_str)
-            .and_then(OwnerKind::parse);
-        let process_started_at = match map.get("processStartedAt") {
-            None | Some(Value::Null) => None,
-            Some(Value::String(stamp)) if !stamp.trim().is_empty() => Some(stamp.clone()),
-            Some(_) if newer => None,
-            Some(_) => return None,
+        let owner = found.owner.as_str().and_then(OwnerKind::parse);
+        let process_started_at = match found.process_started_at {
+            Value::Null => None,
+            Value::String(stamp) if !stamp.trim().is_empty() => Some(stamp),
+            _ if newer => None,
+            _ => return None,
         };
         if owner.is_none() && !newer {
             return None;
         }
         Some(Self {
             version,
-            token: filled("token")?,
+            token: filled(found.token)?,
             owner,
-            owner_id: text("ownerId").unwrap_or_default(),
-            pid: map
-                .get("pid")
-                .and_then(Value::as_i64)
-                .and_then(Pid::from_usable),
-            acquired_at: text("acquiredAt").unwrap_or_default(),
-            session_file: filled("sessionFile")?,
+            owner_id: text(found.owner_id).unwrap_or_default(),
+            pid: found.pid.as_i64().and_then(Pid::from_usable),
+            acquired_at: text(found.acquired_at).unwrap_or_default(),
+            session_file: filled(found.session_file)?,
             process_started_at,
-            start_ticks: map.get("startTicks").and_then(Value::as_u64),
-            boot_id: text("bootId"),
-            pid_namespace: map.get("pidNamespace").and_then(Value::as_u64),
-            host: text("host"),
-            queue: map
-                .get("queue")
-                .and_then(|queue| QueueAt::deserialize(queue).ok()),
+            start_ticks: found.start_ticks.as_u64(),
+            boot_id: text(found.boot_id),
+            pid_namespace: found.pid_namespace.as_u64(),
+            host: text(found.host),
+            queue: QueueAt::deserialize(found.queue).ok(),
         })
     }
 
@@ -223,6 +210,99 @@ impl Record {
     }
 }
 
+fn text(value: Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// The fields of a record, of whatever type; `Null` is as good as absent.
+#[derive(Default)]
+struct Found {
+    version: Value,
+    token: Value,
+    owner: Value,
+    owner_id: Value,
+    pid: Value,
+    acquired_at: Value,
+    session_file: Value,
+    process_started_at: Value,
+    start_ticks: Value,
+    boot_id: Value,
+    pid_namespace: Value,
+    host: Value,
+    queue: Value,
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "camelCase")]
+enum Name {
+    Version,
+    Token,
+    Owner,
+    OwnerId,
+    Pid,
+    AcquiredAt,
+    SessionFile,
+    ProcessStartedAt,
+    StartTicks,
+    BootId,
+    PidNamespace,
+    Host,
+    Queue,
+    #[serde(other)]
+    Other,
+}
+
+impl Found {
+    fn field(&mut self, name: &Name) -> Option<&mut Value> {
+        Some(match name {
+            Name::Version => &mut self.version,
+            Name::Token => &mut self.token,
+            Name::Owner => &mut self.owner,
+            Name::OwnerId => &mut self.owner_id,
+            Name::Pid => &mut self.pid,
+            Name::AcquiredAt => &mut self.acquired_at,
+            Name::SessionFile => &mut self.session_file,
+            Name::ProcessStartedAt => &mut self.process_started_at,
+            Name::StartTicks => &mut self.start_ticks,
+            Name::BootId => &mut self.boot_id,
+            Name::PidNamespace => &mut self.pid_namespace,
+            Name::Host => &mut self.host,
+            Name::Queue => &mut self.queue,
+            Name::Other => return None,
+        })
+    }
+}
+
+/// Of a field that is there twice the last one counts, as for the writers in
+/// other languages; a derived reader would refuse it.
+impl<'de> Deserialize<'de> for Found {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Found;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a lease record")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Found, A::Error> {
+                let mut found = Found::default();
+                while let Some(name) = map.next_key::<Name>()? {
+                    match found.field(&name) {
+                        Some(field) => *field = map.next_value()?,
+                        None => drop(map.next_value::<IgnoredAny>()?),
+                    }
+                }
+                Ok(found)
+            }
+        }
+        deserializer.deserialize_map(Fields)
+    }
+}
+
 /// "pid 4711 (sdk, ses_…, since 12:03 UTC)", for messages.
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -253,12 +333,11 @@ pub(crate) fn printable(text: &str) -> String {
 
 /// Now, ISO 8601 UTC with milliseconds.
 pub(crate) fn now_iso() -> String {
-    Timestamp::now()
-        .strftime("%Y-%m-%dT%H:%M:%S.%3fZ")
-        .to_string()
+    format!("{:.3}", Timestamp::now())
 }
 
-fn own_ticks() -> Option<u64> {
+/// Asked once in a process: `/proc` is slow to tell.
+fn own_ticks(own: Pid) -> Option<u64> {
     use std::sync::OnceLock;
     static OWN: OnceLock<(Pid, Option<u64>)> = OnceLock::new();
     let look = || {
@@ -266,8 +345,8 @@ fn own_ticks() -> Option<u64> {
             .ok()
             .map(|identity| identity.start_ticks)
     };
-    let (pid, ticks) = *OWN.get_or_init(|| (Pid::own(), look()));
-    if pid == Pid::own() { ticks } else { look() }
+    let (pid, ticks) = *OWN.get_or_init(|| (own, look()));
+    if pid == own { ticks } else { look() }
 }
 
 #[cfg(test)]
@@ -302,6 +381,7 @@ mod tests {
         assert_eq!(with("processStartedAt", Value::from(7)), None);
         assert!(with("processStartedAt", Value::Null).is_some());
         assert!(with("unknown", Value::from(7)).is_some());
+        assert!(with("host", Value::from(7)).is_some());
         for pid in [
             Value::from(0),
             Value::from(-4),
@@ -310,6 +390,9 @@ mod tests {
         ] {
             assert_eq!(with("pid", pid).expect("a record").pid, None);
         }
+        let twice =
+            br#"{"version":2,"token":"t","owner":"sdk","sessionFile":"/s","pid":7,"pid":8}"#;
+        assert_eq!(Record::parse(twice).expect("kept").pid, Pid::new(8));
         assert_eq!(Record::parse(b"[]"), None);
         assert_eq!(Record::parse(b""), None);
         let newer = Record::parse(br#"{"version":3,"pid":77,"owner":"robot"}"#).expect("kept");

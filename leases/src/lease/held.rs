@@ -2,16 +2,16 @@
 
 use super::error::ReleaseError;
 use super::guard::Guard;
+use super::mine::{Mine, look_for_mine};
 use super::place::{Inode, Place};
 use super::platform;
-use super::publish::{Staged, lock};
+use super::publish::Staged;
 use super::queue::{Baton, remember_waiters};
 use super::registry::Ticket;
 use super::seam::{Seam, Step};
-use super::seen::{Seen, see};
 use super::sides::sweep_own;
 use crate::record::Record;
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::FlockOperation;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -44,8 +44,6 @@ pub struct Lease {
 struct Lock {
     file: File,
     inode: Inode,
-    /// It has never been anything but the file that we published.
-    first: bool,
 }
 
 /// What stands at the path of a lease that we believe to hold.
@@ -81,7 +79,6 @@ impl Lease {
         let lock = Mutex::new(Lock {
             file: staged.file,
             inode: staged.inode,
-            first: true,
         });
         Self {
             place,
@@ -123,34 +120,17 @@ impl Lease {
     /// see its lease for long should stop.
     pub fn standing(&self) -> io::Result<Standing> {
         let mut ours = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.place.inode(&self.place.lease)? == Some(ours.inode) {
-            return Ok(Standing::Ours);
-        }
-        match see(&self.place, &self.place.lease)? {
-            Seen::Nothing => Ok(Standing::Gone),
-            Seen::NotAFile(_) => Ok(Standing::Foreign(None)),
-            Seen::File(seen) => match seen.record {
-                Some(record) if record.token == self.record.token => {
-                    if let Ok(file) = self.open_for_lock() {
-                        lock(&file)?;
-                        platform::head_queue(&file);
-                        *ours = Lock {
-                            file,
-                            inode: seen.inode,
-                            first: false,
-                        };
-                    }
-                    Ok(Standing::Ours)
+        Ok(
+            match look_for_mine(&self.place, ours.inode, &self.record.token)? {
+                Mine::Same | Mine::Unlocked => Standing::Ours,
+                Mine::Copy(file, inode) => {
+                    *ours = Lock { file, inode };
+                    Standing::Ours
                 }
-                record => Ok(Standing::Foreign(record.map(Box::new))),
+                Mine::Gone => Standing::Gone,
+                Mine::Foreign(record) => Standing::Foreign(record),
             },
-        }
-    }
-
-    fn open_for_lock(&self) -> io::Result<File> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.place.dir, &self.place.lease, flags, Mode::empty())?;
-        Ok(File::from(file))
+        )
     }
 
     /// Gives the session back. What is not ours is left byte for byte.
@@ -174,48 +154,62 @@ impl Lease {
         let waited_for = remember_waiters(self.baton.as_ref(), &ours.file, &self.place);
         let guard = Guard::take(&self.place, &self.seam).ok();
         let result = self.remove();
+        let ours = self.lock.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Said aloud, because a child between fork and exec has a copy of the
-        // descriptor and would keep the locks for a moment.
-        let ours = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = rustix::fs::flock(&ours.file, FlockOperation::Unlock);
+        // descriptor and would keep the locks for a moment. A lock on a file
+        // that has no name any more says nothing to anybody.
+        if !matches!(result, Ok(Removed::Freed)) {
+            let _ = rustix::fs::flock(&ours.file, FlockOperation::Unlock);
+        }
         if waited_for {
             let _ = platform::leave_queue(&ours.file);
         }
-        drop(ours);
         drop(guard);
         self.baton = None;
-        result.map_err(|source| ReleaseError { path, source })
+        match result {
+            Ok(Removed::Freed | Removed::Copy) => Ok(Released::Freed),
+            Ok(Removed::Lost) => Ok(Released::HadBeenLost),
+            Err(source) => Err(ReleaseError { path, source }),
+        }
     }
 
-    fn remove(&self) -> io::Result<Released> {
-        let untouched = self
-            .seam
-            .run(Step::ReleaseCheck, || Ok(self.is_untouched()))?;
-        let released = if untouched || self.standing()? == Standing::Ours {
-            let unlink = || self.place.unlink(&self.place.lease);
-            self.seam
-                .run(Step::ReleaseUnlink, unlink)
-                .map(|()| Released::Freed)
-        } else {
-            Ok(Released::HadBeenLost)
+    fn remove(&self) -> io::Result<Removed> {
+        let removed = match self.seam.run(Step::ReleaseCheck, || self.standing()) {
+            Ok(Standing::Ours) => self.unlink(),
+            Ok(Standing::Gone | Standing::Foreign(_)) => Ok(Removed::Lost),
+            Err(error) => Err(error),
         };
-        // A file that was never moved has left no claim behind.
-        if !untouched {
+        // A file without a name can't lie about as anybody's claim.
+        if !matches!(removed, Ok(Removed::Freed)) {
             let sides = self.seam.run(Step::ReleaseSweep, || self.place.sides());
             sweep_own(&self.place, &sides.unwrap_or_default(), &self.record.token);
         }
-        released
+        removed
     }
 
-    /// The lease is the very file that we published, and has no other name. A
-    /// foreign program that puts a lease back makes a new file.
-    fn is_untouched(&self) -> bool {
+    fn unlink(&self) -> io::Result<Removed> {
+        let unlink = || self.place.unlink_if_there(&self.place.lease);
+        if !self.seam.run(Step::ReleaseUnlink, unlink)? {
+            return Ok(Removed::Lost);
+        }
         let ours = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let flags = AtFlags::SYMLINK_NOFOLLOW;
-        ours.first
-            && rustix::fs::statat(&self.place.dir, &self.place.lease, flags)
-                .is_ok_and(|stat| Inode::of(&stat) == ours.inode && stat.st_nlink == 1)
+        let stat = rustix::fs::fstat(&ours.file)?;
+        Ok(if stat.st_nlink == 0 {
+            Removed::Freed
+        } else {
+            Removed::Copy
+        })
     }
+}
+
+/// What a release has removed.
+enum Removed {
+    /// Our very file, and it has no other name.
+    Freed,
+    /// What stood in its place; ours may lie beside it.
+    Copy,
+    /// Nothing: it had been taken away.
+    Lost,
 }
 
 impl Drop for Lease {

@@ -3,12 +3,20 @@
 use crate::process::Pid;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
-use rustix::fs::{RawDir, SeekFrom, inotify};
+use rustix::fs::{CWD, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, inotify};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
+
+/// Opens a directory if no part of its path is a link: one call that saves the
+/// walk for its real path. `None` also where the kernel has no such call.
+pub(super) fn open_without_links(path: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS;
+    rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve).ok()
+}
 
 /// Calls `f` with every name in the directory. The descriptor is rewound
 /// first, so one descriptor serves for the guard and for every look.

@@ -108,6 +108,7 @@ use macos as platform;
 mod error;
 mod guard;
 mod held;
+mod mine;
 mod place;
 mod publish;
 mod queue;

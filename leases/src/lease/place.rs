@@ -7,10 +7,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use uuid::Uuid;
 
 const SUFFIX: &str = ".ade-lease";
+
+/// Where the digit of a uuid stands that tells its version.
+const VERSION_DIGIT: usize = 14;
 
 /// Names of one kind that one look at a directory keeps. More are left for
 /// the next look; a crash leaves at most one.
@@ -21,9 +24,11 @@ const NAMES_KEPT: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) dir: OwnedFd,
-    /// As the caller spelled it, for messages. The real path costs a walk that
-    /// a refusal does without: see [`Place::canonical_session`].
+    /// As the caller spelled it, for messages. The real path may cost a walk
+    /// that a refusal does without: see [`Place::canonical_session`].
     pub(crate) dir_path: PathBuf,
+    /// No part of `dir_path` is a link.
+    no_links: bool,
     session: OsString,
     pub(crate) lease: OsString,
     dir_inode: Inode,
@@ -115,15 +120,22 @@ impl Place {
             },
             _ => AcquireError::io(None, parent, source),
         };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = rustix::fs::openat(CWD, parent, flags, Mode::empty())
-            .map_err(|errno| no_directory(errno.into()))?;
+        let (dir, no_links) = match super::platform::open_without_links(parent) {
+            Some(dir) => (dir, true),
+            None => {
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let dir = rustix::fs::openat(CWD, parent, flags, Mode::empty())
+                    .map_err(|errno| no_directory(errno.into()))?;
+                (dir, false)
+            }
+        };
         let stat = rustix::fs::fstat(&dir).map_err(|errno| no_directory(errno.into()))?;
         let mut lease = name.to_owned();
         lease.push(SUFFIX);
         Ok(Self {
             dir,
             dir_path: parent.to_owned(),
+            no_links,
             session: name.to_owned(),
             lease,
             dir_inode: Inode::of(&stat),
@@ -139,6 +151,13 @@ impl Place {
 
     /// The real path of the session file.
     pub(crate) fn canonical_session(&self) -> PathBuf {
+        let is_plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
+        if self.no_links && self.dir_path.components().all(is_plain) {
+            // The components leave out what is doubled or says nothing.
+            let mut path: PathBuf = self.dir_path.components().collect();
+            path.push(&self.session);
+            return path;
+        }
         let dir = std::fs::canonicalize(&self.dir_path);
         let dir = dir.or_else(|_| std::path::absolute(&self.dir_path));
         dir.unwrap_or_else(|_| self.dir_path.clone())
@@ -169,9 +188,11 @@ impl Place {
     /// 8. The foreign program's staging names are of version 4, so ours are
     /// known for ours even when they are empty.
     pub(crate) fn own_staging(&self, token: &str) -> OsString {
-        let id = Uuid::try_parse(token).unwrap_or_default().into_bytes();
-        let id = uuid::Builder::from_custom_bytes(id).into_uuid();
-        self.side_name(Side::Staging, &id.to_string())
+        let mut id = token.to_owned();
+        if Uuid::try_parse(token).is_ok() && id.is_char_boundary(15) {
+            id.replace_range(VERSION_DIGIT..=VERSION_DIGIT, "8");
+        }
+        self.side_name(Side::Staging, &id)
     }
 
     /// Whether a staging name is one of ours.
@@ -193,8 +214,14 @@ impl Place {
 
     /// Removes a name; that it is gone already is fine.
     pub(crate) fn unlink(&self, name: &OsStr) -> io::Result<()> {
+        self.unlink_if_there(name).map(drop)
+    }
+
+    /// Removes a name; whether it was there.
+    pub(crate) fn unlink_if_there(&self, name: &OsStr) -> io::Result<bool> {
         match rustix::fs::unlinkat(&self.dir, name, AtFlags::empty()) {
-            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Ok(()) => Ok(true),
+            Err(rustix::io::Errno::NOENT) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
     }

@@ -13,6 +13,9 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::time::Duration;
 
+/// With the pauses between them at least 5 ms.
+const LOCK_TRIES: usize = 50;
+
 /// A written and locked file of ours, under a side name or as the lease.
 #[derive(Debug)]
 pub(crate) struct Staged {
@@ -64,7 +67,7 @@ fn write_and_lock(
         .map_err(|source| (Step::StageWrite, source))?;
     let take = || {
         platform::head_queue(file);
-        lock(file)?;
+        lock(file);
         let stat = rustix::fs::fstat(&*file)?;
         if Mode::from_raw_mode(stat.st_mode) != Mode::RUSR | Mode::WUSR {
             // A strange umask. Filesystems without modes (FAT) refuse this and
@@ -119,17 +122,18 @@ fn room_for(bytes: usize) -> io::Result<()> {
 }
 
 /// Takes the holder's lock. Where the filesystem has none the lease goes
-/// without: the pid and its start tick then carry it alone.
-pub(crate) fn lock(file: &File) -> io::Result<()> {
+/// without: the pid and its start tick then carry it alone. `false`: another
+/// one has it.
+pub(crate) fn lock(file: &File) -> bool {
     // A looker's shared lock is gone again at once; one that is stopped in
     // the middle of it must not stop us.
-    for _ in 0..50 {
+    for _ in 0..LOCK_TRIES {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(Duration::from_micros(100)),
-            Ok(()) | Err(_) => break,
+            Ok(()) | Err(_) => return true,
         }
     }
-    Ok(())
+    false
 }
 
 /// Makes the lease out of nothing. Needs the guard.

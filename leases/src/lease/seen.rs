@@ -37,7 +37,8 @@ pub(crate) enum Seen {
 /// be read.
 #[derive(Debug)]
 pub(crate) struct SeenFile {
-    /// Open for as long as this lives, so that its inode can't be given away.
+    /// Open for as long as this lives, so that its inode can't be given to
+    /// another file.
     _file: Option<File>,
     pub(crate) inode: Inode,
     pub(crate) record: Option<Record>,

@@ -10,18 +10,25 @@ use std::ffi::OsString;
 
 /// The first claim that may belong to somebody alive, as the refusal that it
 /// means. Claims with our own token don't count.
+///
+/// A file of a foreign release counts only if its kernel lock is taken: then it
+/// is a live lease of ours that was moved away by mistake. By its pid alone it
+/// would count for as long as the foreign program runs.
 pub(crate) fn blocking_claim(
     place: &Place,
     sides: &[(Side, OsString)],
     own_token: &str,
 ) -> Option<AcquireError> {
-    for (_, name) in sides.iter().filter(|(side, _)| *side == Side::Claim) {
+    for (side, name) in sides.iter().filter(|(side, _)| *side != Side::Staging) {
         let Ok(Seen::File(SeenFile {
             record, verdict, ..
         })) = see(place, name)
         else {
             continue;
         };
+        if *side == Side::Release && verdict != Verdict::Alive(Alive::KernelLock) {
+            continue;
+        }
         if record
             .as_ref()
             .is_some_and(|record| record.token == own_token)

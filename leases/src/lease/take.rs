@@ -3,6 +3,7 @@
 use super::error::{AcquireError, Holder};
 use super::guard::{Guard, GuardError};
 use super::held::Lease;
+use super::mine::{Mine, look_for_mine};
 use super::place::{Place, Side};
 use super::publish::{Published, Staged, publish};
 use super::queue::{Baton, Queued, queue, queue_of};
@@ -10,7 +11,7 @@ use super::reclaim::{Reclaimed, reclaim};
 use super::registry::{Ticket, kept_queue};
 use super::seam::{Seam, Step};
 use super::seen::{Seen, SeenFile, see};
-use super::sides::{blocking_claim, sweep};
+use super::sides::{blocking_claim, sweep, sweep_own};
 use crate::record::{OwnerKind, Record};
 use crate::verdict::Verdict;
 use std::ffi::OsString;
@@ -71,14 +72,14 @@ pub fn acquire_with(
         request,
         seam,
         record: None,
-        session: None,
+        session: PathBuf::new(),
         baton: None,
     };
     let staged = match deadline {
         None => taking.rounds()?,
         Some(deadline) => taking.until(deadline)?,
     };
-    let (record, session, baton) = (taking.record(), taking.session(), taking.baton);
+    let (record, session, baton) = (taking.record(), taking.session, taking.baton);
     Ok(Lease::new(
         place,
         session,
@@ -96,22 +97,18 @@ struct Taking<'a> {
     seam: &'a Seam,
     /// Made when it is first needed: a refusal needs none.
     record: Option<Record>,
-    session: Option<PathBuf>,
+    session: PathBuf,
     /// The place at the head of the queue, once we have it.
     baton: Option<Baton>,
 }
 
 impl Taking<'_> {
-    fn session(&mut self) -> PathBuf {
-        let canonical = || self.place.canonical_session();
-        self.session.get_or_insert_with(canonical).clone()
-    }
-
-    /// Our record with the queue that is ours by now.
+    /// Our record, with the queue that is ours by now.
     fn record(&mut self) -> Record {
-        let (request, session) = (self.request, self.session());
-        let new = || Record::new(request.owner, &request.owner_id, &session);
-        let mut record = self.record.get_or_insert_with(new).clone();
+        let mut record = self.record.take().unwrap_or_else(|| {
+            self.session = self.place.canonical_session();
+            Record::new(self.request.owner, &self.request.owner_id, &self.session)
+        });
         record.queue = self.baton.as_ref().and_then(Baton::advertised);
         record
     }
@@ -178,35 +175,73 @@ impl Taking<'_> {
         } else {
             None
         };
-        let record = &self.record();
-        let staged = match dead {
+        let record = self.record();
+        let taken = match dead {
             // No record seen means: try to publish, never to reclaim.
-            None => match publish(self.place, record, self.seam)? {
-                Published::Ours(staged) => staged,
+            None => match publish(self.place, &record, self.seam)? {
+                Published::Ours(staged) => Ok(Some(staged)),
                 Published::Taken => return Ok(None),
             },
-            Some(dead) => match reclaim(self.place, record, &dead, self.seam)? {
-                Reclaimed::Ours(staged) => staged,
-                Reclaimed::Changed => return Ok(None),
+            Some(dead) => match reclaim(self.place, &record, &dead, self.seam) {
+                Ok(Reclaimed::Ours(staged)) => Ok(Some(staged)),
+                Ok(Reclaimed::Changed) => Ok(None),
+                Err(error) => Err(error),
             },
         };
-        match self.refuse_claims(Step::ScanAgain, &record.token) {
-            Ok(sides) => {
-                sweep(self.place, &guard, &sides);
-                let _ = self.seam.run(Step::Unguard, || {
-                    drop(guard);
-                    Ok(())
-                });
-                Ok(Some(staged))
-            }
+        let taken = match taken {
+            Ok(Some(staged)) => self.confirm(&guard, staged, &record.token),
+            other => other,
+        };
+        if matches!(taken, Ok(Some(_))) {
+            let unguard = || {
+                drop(guard);
+                Ok(())
+            };
+            let _ = self.seam.run(Step::Unguard, unguard);
+        } else {
+            // A foreign program may have moved our file aside while it stood at
+            // the name. There it would block everybody for as long as we live.
+            let sides = self.place.sides().unwrap_or_default();
+            sweep_own(self.place, &sides, &record.token);
+        }
+        self.record = Some(record);
+        taken
+    }
+
+    /// What was published is the lease if no live claim lies beside it, and if
+    /// it still stands there. Needs the guard.
+    fn confirm(
+        &self,
+        guard: &Guard<'_>,
+        staged: Staged,
+        token: &str,
+    ) -> Result<Option<Staged>, AcquireError> {
+        let mine = || {
+            look_for_mine(self.place, staged.inode, token).map_err(|source| {
+                AcquireError::io(Some(Step::ScanAgain), &self.place.lease_path(), source)
+            })
+        };
+        let sides = match self.refuse_claims(Step::ScanAgain, token) {
+            Ok(sides) => sides,
             Err(refusal) => {
                 // The foreign program had moved a live lease aside while we
                 // published. Only our own file is removed again.
-                if self.place.inode(&self.place.lease).ok().flatten() == Some(staged.inode) {
+                if let Ok(Mine::Same | Mine::Copy(..) | Mine::Unlocked) = mine() {
                     let _ = self.place.unlink(&self.place.lease);
                 }
-                Err(refusal)
+                return Err(refusal);
             }
+        };
+        sweep(self.place, guard, &sides);
+        match mine()? {
+            Mine::Same | Mine::Unlocked => Ok(Some(staged)),
+            Mine::Copy(file, inode) => Ok(Some(Staged {
+                file,
+                inode,
+                ..staged
+            })),
+            // It was moved away meanwhile, and somebody may have it by now.
+            Mine::Gone | Mine::Foreign(_) => Ok(None),
         }
     }
 
