@@ -106,6 +106,13 @@ impl Pool {
         self.lock().line.counts()
     }
 
+    /// Whether there is no place for one more worker of this kind, starts under
+    /// way aside.
+    #[must_use]
+    pub fn is_full(&self, provider: &str) -> bool {
+        self.lock().line.is_full(provider)
+    }
+
     /// Joins the line.
     #[must_use]
     pub fn ask(self: &Arc<Self>, session: &SessionId, provider: &str) -> Place {

@@ -134,6 +134,12 @@ impl Line {
         (self.holders.len(), self.waiting.len())
     }
 
+    /// Whether a limit on workers, and not only on starts, is reached.
+    pub(super) fn is_full(&self, provider: &str) -> bool {
+        self.holders.len() >= self.limits.max_workers
+            || self.of_provider(provider) >= self.limits.max_per_provider
+    }
+
     fn of_provider(&self, provider: &str) -> usize {
         let same = |holder: &&Holder| holder.provider == provider;
         self.holders.values().filter(same).count()
@@ -197,8 +203,7 @@ impl Line {
             .collect();
         for waiting in &self.waiting {
             let own = self.of_provider(&waiting.provider) >= self.limits.max_per_provider;
-            let full = self.holders.len() >= self.limits.max_workers;
-            if !own && !full {
+            if !self.is_full(&waiting.provider) {
                 // Only too many start at once: that passes.
                 continue;
             }
@@ -296,6 +301,7 @@ mod tests {
             line.settle(nobody),
             [News::Granted(first), News::Waits(second, 1)]
         );
+        assert!(!line.is_full("x"), "that passes by itself");
         line.started(first);
         assert_eq!(line.settle(nobody), [News::Granted(second)]);
     }

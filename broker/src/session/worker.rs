@@ -94,6 +94,8 @@ pub(super) struct Starting {
     pub(super) epoch: u64,
     /// Where it stands in the line for a worker; 0: in front of it.
     pub(super) place: usize,
+    /// Whether the chat was told that it waits.
+    told: bool,
     cancel: CancellationToken,
     /// The worker of a broker that is gone is taken over.
     takeover: bool,
@@ -189,6 +191,7 @@ impl Actor {
         self.starting = Some(Starting {
             epoch: self.epoch,
             place: 0,
+            told: false,
             cancel: cancel.clone(),
             takeover: false,
         });
@@ -240,9 +243,11 @@ impl Actor {
         let Some(starting) = starting.filter(|starting| starting.epoch == epoch) else {
             return;
         };
-        let before = std::mem::replace(&mut starting.place, place);
-        // Once for each start: clients see where it stands in its state.
-        if before == 0 && place > 0 {
+        starting.place = place;
+        // Once for each start: clients see where it stands in its state. A wait
+        // because many start at once is over in a moment and not worth a word.
+        let full = place > 0 && self.shared.pool.is_full(&self.row.provider);
+        if full && !std::mem::replace(&mut starting.told, true) {
             let message = format!("All workers are in use; place {place} in the line for one.");
             let turn = self.machine.turn().cloned();
             let level = NoticeLevel::Info;
@@ -310,6 +315,7 @@ impl Actor {
         self.starting = Some(Starting {
             epoch: self.epoch,
             place: 0,
+            told: false,
             cancel: cancel.clone(),
             takeover: true,
         });
