@@ -449,7 +449,7 @@ fn i07_a_client_that_does_not_read_holds_up_nobody_and_misses_nothing() {
     report(&format!(
         "i07: the broker had {before} KiB, and {after} KiB after 20 MB beside a client that reads nothing"
     ));
-    let last = ade.session(&chat)["lastSequence"].as_u64().unwrap();
+    let last = events.last().unwrap()["sequence"].as_u64().unwrap();
     let mut woken = deaf.wake();
     let (gaps, seen) = catch_up(&mut woken, last);
     assert_eq!(gaps.len(), 1, "{gaps:?}");
@@ -480,8 +480,8 @@ fn i08_a_client_that_pauses_again_and_again_goes_on_from_its_last_number() {
     let mut seen_to = 0;
     for _ in 0..4 {
         let deaf = Deaf::subscribe(&ade.socket(), &chat, seen_to);
-        read_along(&ade, &mut rpc, &chat, "!events 1500 4000");
-        let last = ade.session(&chat)["lastSequence"].as_u64().unwrap();
+        let events = read_along(&ade, &mut rpc, &chat, "!events 1500 4000");
+        let last = events.last().unwrap()["sequence"].as_u64().unwrap();
         let (gaps, seen) = catch_up(&mut deaf.wake(), last);
         assert_eq!(gaps.len(), 1, "it is told: {gaps:?}");
         let expected: Vec<u64> = (seen_to + 1..=last).collect();
