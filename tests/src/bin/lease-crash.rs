@@ -10,7 +10,7 @@
 //! `plain`, `no-rename`, `create-only`, `no-exchange`, `revived` (a live record
 //! takes the place of the dead one just before it is exchanged or renamed),
 //! `revived-no-exchange`, `waits` (for the live holder whose lease is there)
-//! and `moved` (the lease gets a new inode, as from a foreign program).
+//! and `moved` (a foreign program moves the lease aside while it is held).
 //!
 //! Prints `held` when it has the lease, `refused` when it has not; holds until
 //! a byte or the end comes on its stdin. It dies with its parent.
@@ -147,7 +147,7 @@ impl World {
             (Step::ClaimRename, Before) if self.name == "revived-no-exchange" => {
                 self.once(Self::revive)
             }
-            (Step::Unguard, After) if self.name == "moved" => self.once(Self::copy),
+            (Step::Unguard, After) if self.name == "moved" => self.once(Self::move_aside),
             _ => Ok(()),
         }
     }
@@ -170,9 +170,10 @@ impl World {
         self.replace(record.as_bytes())
     }
 
-    /// Moves the lease aside and writes it anew, as a foreign restore does.
-    fn copy(&self) -> io::Result<()> {
-        self.replace(&std::fs::read(&self.lease)?)
+    fn move_aside(&self) -> io::Result<()> {
+        let mut claim = self.lease.as_os_str().to_owned();
+        claim.push(".reclaim-0a0a0a0a-0000-4000-8000-00000000000a");
+        std::fs::rename(&self.lease, claim)
     }
 
     fn replace(&self, bytes: &[u8]) -> io::Result<()> {

@@ -109,6 +109,7 @@ impl State {
         if !self.path.locked() {
             self.unlock(who);
             self.path = self.path.with_lock(true);
+            self.procs[who].there = true;
         }
         true
     }
@@ -142,7 +143,10 @@ impl Walk<'_> {
         change(&mut next, self.who);
         let proc = &mut next.procs[self.who];
         proc.pc = pc;
-        if !matches!(pc, Pc::ScanClaims | Pc::ScanClaimsEach | Pc::Guard) {
+        if matches!(
+            pc,
+            Pc::Idle | Pc::Look | Pc::QueueOpen | Pc::JudgeAgain | Pc::StageCreate
+        ) {
             proc.there = false;
         }
         if pc == Pc::Idle {
@@ -412,8 +416,8 @@ impl Walk<'_> {
                 };
                 self.out.push(next);
             }
-            // Our own inode has no name left, so it lies nowhere else.
-            Pc::ReleaseUnlink if s.is_my_inode(s.path, self.who) => {
+            // Our first inode has no name left, so it lies nowhere else.
+            Pc::ReleaseUnlink if s.is_my_inode(s.path, self.who) && !s.procs[self.who].there => {
                 self.with(Pc::Idle, |s, i| {
                     s.path = File::NONE;
                     s.unlock(i);

@@ -206,7 +206,7 @@ pub(super) struct Proc {
     pub(super) same_pid: bool,
     /// Rounds that are left; the lowest bit tells its tokens apart.
     pub(super) left: u8,
-    /// The first look saw a dead lease.
+    /// The first look saw a dead lease; once it holds: its lease is a copy.
     pub(super) there: bool,
     /// It goes on without the guard, which did not come free.
     pub(super) unguarded: bool,
