@@ -132,6 +132,7 @@ enum Value {
     Number(u64),
     Path(Option<PathBuf>),
     Words(Vec<String>),
+    Word(String),
 }
 
 /// What a value may be.
@@ -145,6 +146,17 @@ enum Form {
     Path,
     /// A list of strings.
     Words,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+}
+
+/// How a turn goes on after its worker was replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecoveryKind {
+    /// The new worker resumes the session file.
+    Resume,
+    /// A fresh agent is told the transcript.
+    Replay,
 }
 
 struct Setting {
@@ -214,6 +226,12 @@ fn settings() -> Vec<Setting> {
             &["ADE_PI_PACKAGE_ROOT", "PI_CODING_AGENT_PACKAGE_ROOT"],
         ),
         path("providers.pi.agent_dir", &["PI_CODING_AGENT_DIR"]),
+        Setting {
+            name: "providers.scripted.recovery".into(),
+            form: Form::Choice(&["resume", "replay"]),
+            default: Value::Word("resume".into()),
+            env: &[],
+        },
         path("providers.scripted.host", &[]),
         Setting {
             name: "providers.scripted.args".into(),
@@ -316,6 +334,7 @@ impl Config {
                 .as_ref()
                 .map_or_else(String::new, |path| path.display().to_string()),
             Value::Words(words) => words.join(" "),
+            Value::Word(word) => word.clone(),
         };
         self.values
             .iter()
@@ -388,6 +407,20 @@ impl Config {
             max_workers: count("pool.max_workers"),
             max_per_provider: count("pool.max_per_provider"),
             max_starting: count("pool.max_starting"),
+        }
+    }
+
+    /// How a turn of this kind of agent goes on after its worker was replaced.
+    #[must_use]
+    pub fn recovery(&self, provider: &str) -> RecoveryKind {
+        let configured = match self.values.get("providers.scripted.recovery") {
+            Some((Value::Word(word), _)) if provider == "scripted" => word == "replay",
+            _ => false,
+        };
+        if configured || provider == "cursor" {
+            RecoveryKind::Replay
+        } else {
+            RecoveryKind::Resume
         }
     }
 

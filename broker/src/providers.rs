@@ -37,7 +37,7 @@ pub use pi::{PiBlocker, PiInstall};
 pub use policy::{ToolPolicy, tool_policy};
 pub use unpack::{HostFiles, unpack_host};
 
-use crate::config::{Config, HostProgram};
+use crate::config::{Config, HostProgram, RecoveryKind};
 use crate::home::Home;
 use crate::state::SessionRow;
 use crate::{environment, files};
@@ -314,13 +314,35 @@ impl Providers {
             session_storage_dir: None,
         };
         let mut init = init_for(row, store);
-        // Its files are named by the session, so an id of its own says nothing.
-        init.session.session_id = None;
+        init.session = self.scripted_session(row);
         Ok(Launch {
             host,
             init,
             env_names: BTreeSet::new(),
         })
+    }
+
+    /// The first file is named by the chat, so an id says nothing; the file of
+    /// each fresh agent after it has an id of its own.
+    fn scripted_session(&self, row: &SessionRow) -> SessionChoice {
+        let replays = self.config.recovery("scripted") == RecoveryKind::Replay;
+        let written = |file: &Path| file.exists();
+        let lost = row.has_history
+            && !row
+                .session_file
+                .as_deref()
+                .is_some_and(|file| written(Path::new(file)));
+        if replays && (row.flags.rotate || lost) {
+            return SessionChoice {
+                session_file: None,
+                session_id: Some(uuid::Uuid::now_v7().to_string()),
+                resume: false,
+            };
+        }
+        SessionChoice {
+            session_id: None,
+            ..session_choice(row, written)
+        }
     }
 
     fn scripted_host(&self) -> Result<HostCommand, ProviderError> {

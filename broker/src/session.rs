@@ -16,6 +16,7 @@ mod escort;
 mod figures;
 mod frames;
 mod queue;
+mod replay;
 mod start;
 mod worker;
 

@@ -49,6 +49,10 @@ fn who_finds_no_place_waits_in_order_and_sees_where_it_stands() {
         .collect();
     let (table, _) = ade.expect_code(0, &["ps"]);
     assert!(table.contains("waiting (place 2)"), "{table}");
+    wait_true("the second is told", || {
+        let lines = ade.transcript(&chats[2]);
+        lines.iter().any(|line| line["event"]["type"] == "notice")
+    });
     rpc.call("chat.abort", json!({"sessionId": chats[0]}));
     // The first is idle now, and nobody watches it: it makes room.
     for (chat, turn) in chats[1..].iter().zip(&turns) {

@@ -70,6 +70,7 @@ impl FileReader<'_> {
                 Form::Count(least, most) => format!("a whole number from {least} to {most}"),
                 Form::Path => "an absolute path in quotes".to_owned(),
                 Form::Words => "a list of strings".to_owned(),
+                Form::Choice(words) => format!("one of \"{}\"", words.join("\", \"")),
             };
             let problem = format!("`{}` must be {wanted}", setting.name);
             let remedy = format!("write {wanted}, or remove the line for the default");
@@ -94,6 +95,10 @@ impl FileReader<'_> {
                 })
                 .collect::<Option<_>>()
                 .map(Value::Words)
+                .ok_or_else(wanted),
+            (Form::Choice(words), DeValue::String(text)) => words
+                .contains(&&**text)
+                .then(|| Value::Word(text.to_string()))
                 .ok_or_else(wanted),
             _ => Err(wanted()),
         }

@@ -313,7 +313,11 @@ impl Actor {
                 self.write_message(&turn, &prompt, recovery).await;
             }
             Effect::Abort(turn) => self.write_abort(&turn),
-            Effect::Recycle { .. } | Effect::Poison => self.dismiss(),
+            Effect::Recycle { resend } => {
+                self.arm_flags(resend).await;
+                self.dismiss();
+            }
+            Effect::Poison => self.dismiss(),
             Effect::Dispose => self.ask_to_leave(),
             Effect::Withdraw(why) => {
                 for (card, outcome) in self.cards.withdraw_all(why) {

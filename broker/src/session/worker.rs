@@ -18,13 +18,16 @@ use tokio_util::sync::CancellationToken;
 use super::actor::Actor;
 use super::adopt::{self, Adoption, Resumed};
 use super::escort::{Escort, Process};
+use super::replay;
 use super::start::{self, Plan, Started};
 use super::{Ask, Command, Legacy, LegacyTurn, Reply};
 use crate::budget::Start;
 use crate::clock;
+use crate::config::RecoveryKind;
 use crate::link::{Connection, Link, LinkIn};
 use crate::pool::Place;
 use crate::spawn::Exit;
+use crate::state::Flags;
 use crate::turn::{Adopted, Ending, Failure, Input, Machine, State, Timing};
 use ade_protocol::event::{ErrorCategory, Event, NoticeLevel};
 use ade_protocol::rpc::RpcError;
@@ -53,6 +56,8 @@ pub(super) struct Worker {
     pub(super) host_pid: Option<i32>,
     pub(super) lease_held: bool,
     pub(super) can_steer: bool,
+    /// Tokens that fit into its model's context, where it said so.
+    window: Option<u64>,
     /// It was asked to end; until then it is listened to.
     pub(super) leaving: Option<Instant>,
     /// Where it stands on its stop ladder.
@@ -146,6 +151,11 @@ impl Worker {
             host_pid: started.host_pid,
             lease_held: started.lease_held,
             can_steer: started.ready.capabilities.steer,
+            window: started
+                .ready
+                .current_model
+                .as_ref()
+                .and_then(|model| model.context_window),
             leaving: None,
             stop_stage: None,
             can_continue: started.ready.capabilities.interrupt_and_continue,
@@ -480,13 +490,20 @@ impl Actor {
             self.row.model = Some(model.reference());
         }
         self.worker = Some(Worker::new(started));
+        // It was started as a fresh agent, if that was to be: once.
+        self.row.flags.rotate &= known;
         let row = self.row.clone();
         self.store("note the session file", move |state| {
             let (file, id) = (
                 row.session_file.as_deref(),
                 row.provider_session_id.as_deref(),
             );
-            state.set_session_file(&row.session_id, file, id)
+            state.atomically(|state| {
+                if !known {
+                    state.clear_rotate(&row.session_id)?;
+                }
+                state.set_session_file(&row.session_id, file, id)
+            })
         })
         .await;
         if !known {
@@ -509,28 +526,76 @@ impl Actor {
         }
     }
 
-    pub(super) async fn write_message(&mut self, turn: &TurnId, prompt: &str, recovery: bool) {
-        let recovery = recovery.then_some(Recovery {
-            force_expire_active_run: true,
-            replay: None,
-        });
-        let sends = if recovery.is_some() { 2 } else { 1 };
+    /// Puts on disk what the next worker and the next send must do once, because
+    /// this worker is not to be trusted. They do it also when this broker dies
+    /// before.
+    pub(super) async fn arm_flags(&mut self, resend: bool) {
+        let flags = Flags {
+            rotate: self.shared.config.recovery(&self.row.provider) == RecoveryKind::Replay,
+            force_expire: resend,
+        };
+        self.row.flags.rotate |= flags.rotate;
+        self.row.flags.force_expire |= flags.force_expire;
+        if flags != Flags::default() {
+            let session = self.row.session_id.clone();
+            self.store("set flags", move |state| state.set_flags(&session, flags))
+                .await;
+        }
+    }
+
+    /// What a fresh agent must be told of the chat, where there is something.
+    async fn replay(&mut self, next: &TurnId) -> Option<String> {
+        let kind = self.shared.config.recovery(&self.row.provider);
+        let file = self.row.session_file.as_ref();
+        let written = file.is_some_and(|file| std::path::Path::new(file).exists());
+        if kind != RecoveryKind::Replay || !self.row.has_history || written {
+            return None;
+        }
+        // What was staged is part of it.
+        self.flush();
+        let window = self.worker.as_ref().and_then(|worker| worker.window);
+        let path = self.shared.home.transcript(&self.row.session_id);
+        let (next, bound) = (next.clone(), replay::bound(window));
+        let told = tokio::task::spawn_blocking(move || replay::read(&path, &next, bound));
+        match told.await {
+            Ok(Ok(replay)) => replay,
+            Ok(Err(error)) => {
+                tracing::error!(session = %self.row.session_id, %error, "nothing was replayed");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    pub(super) async fn write_message(&mut self, turn: &TurnId, prompt: &str, again: bool) {
+        let replay = self.replay(turn).await;
+        let force = again || self.row.flags.force_expire;
         let (session, id, generation) = (
             self.row.session_id.clone(),
             turn.clone(),
             self.row.generation,
         );
-        // On disk before it is sent: a new broker must never send it again.
+        let sends = if again { 2 } else { 1 };
+        // On disk before it is sent: a new broker must never send it again, nor
+        // end a run of it a second time.
         let armed = crate::clock::monotonic_ms();
         let noted = self
             .store("note a send", move |state| {
-                state.update_turn(&session, &id, generation, sends, "sent")?;
-                state.set_armed(&session, &id, armed)
+                state.atomically(|state| {
+                    state.clear_force_expire(&session)?;
+                    state.update_turn(&session, &id, generation, sends, "sent")?;
+                    state.set_armed(&session, &id, armed)
+                })
             })
             .await;
         if !noted {
             return;
         }
+        self.row.flags.force_expire = false;
+        let recovery = (force || replay.is_some()).then_some(Recovery {
+            force_expire_active_run: force,
+            replay,
+        });
         let body = Send {
             turn_id: turn.clone(),
             prompt: prompt.to_owned(),

@@ -81,7 +81,7 @@ impl SessionRow {
     }
 }
 
-/// What the next start or send must do once. Each is consumed by being read.
+/// What the next start or send must do once. Each is cleared when that is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// The next start uses a fresh agent.

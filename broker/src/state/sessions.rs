@@ -225,31 +225,21 @@ impl State {
         self.update_session("set flags", session, set, &values)
     }
 
-    /// Reads the flags and clears them: whoever gets them must act on them.
+    /// A fresh agent was started, as the flag asked for.
     ///
     /// # Errors
-    /// [`StateError`]; then they are still set.
-    pub fn take_flags(&self, session: &SessionId) -> Result<Flags, StateError> {
-        const OPERATION: &str = "take flags";
-        self.atomically(|state| {
-            let sql = "SELECT rotate, force_expire FROM sessions
-                       WHERE session_id = ?1 AND deleted = 0";
-            let flags = |row: &Row<'_>| {
-                Ok(Flags {
-                    rotate: row.get(0)?,
-                    force_expire: row.get(1)?,
-                })
-            };
-            let flags = state
-                .query(OPERATION, sql, [session.as_str()], flags)?
-                .pop()
-                .ok_or_else(|| StateError::NoSession(session.clone()))?;
-            if flags != Flags::default() {
-                let set = "rotate = 0, force_expire = 0";
-                state.update_session(OPERATION, session, set, &[])?;
-            }
-            Ok(flags)
-        })
+    /// [`StateError`]; then it is still set.
+    pub fn clear_rotate(&self, session: &SessionId) -> Result<(), StateError> {
+        self.update_session("clear a flag", session, "rotate = 0", &[])
+    }
+
+    /// A send that ends an older run is about to be written, as the flag asked
+    /// for.
+    ///
+    /// # Errors
+    /// [`StateError`]; then it is still set.
+    pub fn clear_force_expire(&self, session: &SessionId) -> Result<(), StateError> {
+        self.update_session("clear a flag", session, "force_expire = 0", &[])
     }
 
     /// How many sessions there are.

@@ -173,13 +173,18 @@ fn flags_are_consumed_once() {
     drop(state);
     let state = open(&folder);
     assert_eq!(
-        state.take_flags(&id).unwrap(),
+        state.session(&id).unwrap().unwrap().flags,
         Flags {
             rotate: true,
             force_expire: true
         }
     );
-    assert_eq!(state.take_flags(&id).unwrap(), Flags::default());
+    state.clear_rotate(&id).unwrap();
+    let left = state.session(&id).unwrap().unwrap().flags;
+    assert!(left.force_expire && !left.rotate, "each by itself");
+    state.clear_force_expire(&id).unwrap();
+    let left = state.session(&id).unwrap().unwrap().flags;
+    assert_eq!(left, Flags::default());
 }
 
 #[test]

@@ -66,6 +66,8 @@ pub(super) enum Step {
     StopReading,
     /// `!recall`
     Recall,
+    /// `!file TEXT`: an answer in the session file of which nothing is told.
+    File(String),
     /// A step of a name that ends in `-once`, in a turn that is a recovery.
     Skipped,
 }
@@ -143,6 +145,7 @@ fn step(line: &str, recovery: bool) -> Result<Step, String> {
         "turnless" => Step::Turnless,
         "stop-reading" => Step::StopReading,
         "recall" => Step::Recall,
+        "file" => Step::File(text()),
         _ => return Err(format!("there is no step !{name}")),
     };
     Ok(if once && recovery {

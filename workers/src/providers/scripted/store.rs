@@ -43,7 +43,13 @@ impl Store {
         let path = match (&choice.session_file, &choice.session_id) {
             (Some(file), _) => PathBuf::from(file),
             (None, Some(id)) if choice.resume => find(root, id).ok_or_else(|| missing(id))?,
-            (None, _) => root.join(format!("{}.jsonl", file_name(&init.session_key))),
+            // A fresh agent of a chat that had one before.
+            (None, Some(id)) => root.join(format!(
+                "{}.{}.jsonl",
+                file_name(&init.session_key),
+                file_name(id)
+            )),
+            (None, None) => root.join(format!("{}.jsonl", file_name(&init.session_key))),
         };
         let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
         let inside = folder.zip(root.canonicalize().ok());
@@ -91,6 +97,12 @@ impl Store {
     /// must not make it stand twice.
     pub(super) fn ends_with(&self, prompt: &str) -> bool {
         !self.answered && self.said.last().is_some_and(|last| last == prompt)
+    }
+
+    /// Whether the agent went on after this message: sending it again would do
+    /// it twice.
+    pub(super) fn went_on_after(&self, prompt: &str) -> bool {
+        self.answered && self.said.last().is_some_and(|last| last == prompt)
     }
 
     /// Adds a message of the user.

@@ -10,7 +10,7 @@ use ade_protocol::boot::HOST_ARGV0;
 use ade_protocol::card::{CardKind, CardOption, CardOrigin, CardPayload, Permission};
 use ade_protocol::event::{Event, NoticeLevel};
 use ade_protocol::frame::{
-    FromWorker, NoticePayload, Send, SendResult, SendStatus, UiNotice, UiRequest, UiResponse,
+    FromWorker, NoticePayload, Send, SendResult, SendStatus, UiNotice, UiRequest, UiResponse, code,
 };
 use ade_protocol::{PROTOCOL_VERSION, RequestId};
 use nix::sys::signal::{Signal, raise};
@@ -41,14 +41,31 @@ enum Ended {
 impl Host {
     /// Runs one turn and answers its `send`.
     pub(super) fn turn(&mut self, id: RequestId, send: &Send) -> Flow {
+        let again = send
+            .recovery
+            .as_ref()
+            .is_some_and(|how| how.force_expire_active_run);
+        if again
+            && self
+                .store()
+                .is_some_and(|store| store.went_on_after(&send.prompt))
+        {
+            let message = "the agent had begun to work on this message; it is not sent again";
+            self.refuse(id, code::DELIVERED_OUTCOME_UNKNOWN, message);
+            return Flow::On;
+        }
         self.running = Some(Running::default());
         self.answers.clear();
         self.lifecycle("prompt_started");
         let recovery = send.recovery.is_some();
-        if let Some(store) = self.store()
-            && !(recovery && store.ends_with(&send.prompt))
-        {
-            store.user(&send.prompt);
+        let replay = send.recovery.as_ref().and_then(|how| how.replay.as_ref());
+        if let Some(store) = self.store() {
+            if let Some(replay) = replay {
+                store.user(replay);
+            }
+            if !(recovery && store.ends_with(&send.prompt)) {
+                store.user(&send.prompt);
+            }
         }
         let mut spoken = Spoken {
             message: new_id("msg"),
@@ -66,7 +83,11 @@ impl Host {
             Ended::Failed(error) => (SendStatus::Failed, "error", Some(error.clone())),
             Ended::Stopped(_) => (SendStatus::Interrupted, "aborted", None),
         };
-        if let Some(store) = self.store() {
+        let silent = matches!(ended, Ended::Stopped(_)) && spoken.text.is_empty();
+        // An agent that was stopped before its first word has written none.
+        if let Some(store) = self.store()
+            && !silent
+        {
             store.assistant(&spoken.text, stop_reason);
         }
         let stop_reason = Some(stop_reason.to_owned());
@@ -149,6 +170,11 @@ impl Host {
             Step::Recall => {
                 let said = self.store().map(|store| store.said_before().join(" | "));
                 return self.stream(&said.unwrap_or_default(), spoken);
+            }
+            Step::File(text) => {
+                if let Some(store) = self.store() {
+                    store.assistant(&text, "toolUse");
+                }
             }
             Step::Child(seconds) => self.child(seconds, spoken),
             Step::Grandchild(seconds) => self.grandchild(seconds, spoken),
