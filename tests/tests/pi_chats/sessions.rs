@@ -45,15 +45,19 @@ fn a_chat_goes_on_in_a_new_worker() {
 #[test]
 fn a_chat_that_said_nothing_yet_goes_on_in_a_new_worker() {
     let pi = PiAde::serve();
+    let extensions = pi.ade.agent_dir().join("extensions");
+    fs::create_dir(&extensions).unwrap();
+    let command = r#"export default (pi) =>
+        pi.registerCommand("nothing", { description: "", handler: async () => {} });"#;
+    fs::write(extensions.join("command.ts"), command).unwrap();
     let chat = pi.chat("lane", "fake/fake-echo", "full-auto");
     let (mut rpc, turn) = pi.send(&chat, "never mind");
     rpc.call("chat.abort", json!({"sessionId": chat}));
     assert_eq!(status_of(&rpc.until_done(&turn)), "interrupted");
-    // The worker that was being started comes all the same; it has a session,
-    // but nothing was written to it.
-    wait_true("the worker is ready", || {
-        pi.ade.session(&chat)["sessionFile"].is_string()
-    });
+    // A command of an extension is no message: Pi has a session, but no file.
+    pi.completed(&chat, "/nothing");
+    assert!(!pi.ade.session_file(&chat).exists());
+    assert_eq!(pi.model.requests().len(), 0);
     pi.stop(&chat);
     assert_eq!(text_of(&pi.completed(&chat, "hello")), "hello");
     let file = pi.ade.session_file(&chat);
