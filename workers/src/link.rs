@@ -8,7 +8,9 @@
 //! the file system on every system that ade runs on, so a portable layer above
 //! it would add code to a process whose memory is counted and no reach.
 
+use std::io;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::time::Duration;
 
 use ade_protocol::codec::{Line, LineCodec};
@@ -47,9 +49,20 @@ pub(crate) enum LinkEvent {
 }
 
 enum State {
-    Down { next: Instant, pause: Duration },
+    Down {
+        next: Instant,
+        pause: Duration,
+    },
+    /// An attempt is under way. It is a part of the link, so that a wait that is
+    /// dropped does not drop a connection that may stand already.
+    Connecting {
+        attempt: Attempt,
+        pause: Duration,
+    },
     Up(Box<Connection>),
 }
+
+type Attempt = Pin<Box<dyn Future<Output = io::Result<UnixStream>>>>;
 
 struct Connection {
     read: FramedRead<OwnedReadHalf, LineCodec>,
@@ -112,7 +125,12 @@ impl Link {
             match &mut self.state {
                 State::Down { next, pause } => {
                     tokio::time::sleep_until(*next).await;
-                    if let Ok(stream) = UnixStream::connect(&self.path).await {
+                    let pause = *pause;
+                    let attempt = Box::pin(UnixStream::connect(self.path.clone()));
+                    self.state = State::Connecting { attempt, pause };
+                }
+                State::Connecting { attempt, pause } => match attempt.await {
+                    Ok(stream) => {
                         let (read, write) = stream.into_split();
                         let read = FramedRead::with_capacity(read, LineCodec::default(), 4096);
                         let connection = Connection {
@@ -123,9 +141,13 @@ impl Link {
                         self.state = State::Up(Box::new(connection));
                         return LinkEvent::Opened;
                     }
-                    *next = Instant::now() + *pause;
-                    *pause = (*pause * 2).min(BACKOFF_MAX);
-                }
+                    Err(_) => {
+                        self.state = State::Down {
+                            next: Instant::now() + *pause,
+                            pause: (*pause * 2).min(BACKOFF_MAX),
+                        };
+                    }
+                },
                 State::Up(connection) => {
                     if let Some(event) = connection.turn(&mut self.out).await {
                         if matches!(event, LinkEvent::Lost) {
@@ -167,5 +189,32 @@ impl Connection {
                 Some(Ok(Line::Half(_)) | Err(_)) | None => LinkEvent::Lost,
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use std::io::{ErrorKind, Read};
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_wait_that_is_dropped_keeps_the_attempt_that_it_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("workers.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let mut link = Link::new(path);
+        // As the main loop does while the host talks without a pause.
+        while link.next().now_or_never().is_none() {
+            tokio::task::yield_now().await;
+        }
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let read = stream.read(&mut [0]);
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::WouldBlock, "it stands");
+        assert!(listener.accept().is_err(), "one connection");
     }
 }
