@@ -3,7 +3,7 @@
 
 use tokio::runtime::Builder;
 
-use crate::args::Command;
+use crate::args::{Command, Lease};
 use crate::context::Context;
 use crate::error::CommandError;
 
@@ -16,9 +16,11 @@ mod demo;
 mod doctor;
 mod lease;
 mod lists;
+mod owner;
 mod queue;
 mod run;
 mod shell;
+mod store;
 
 /// Threads of the broker's runtime.
 const BROKER_THREADS: usize = 2;
@@ -31,7 +33,12 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<(), CommandErro
     match command {
         Command::Completions { shell } => return shell::completions(context, shell),
         Command::Man { command } => return shell::man(context, &command),
-        Command::Lease(command) => return lease::run(context, &command),
+        Command::Lease(command) if !matches!(command, Lease::Hold(_)) => {
+            return lease::run(context, &command);
+        }
+        Command::HeldProgram { parent, command } => return lease::follow(parent, &command),
+        Command::Owner(command) => return owner::run(context, &command),
+        Command::Store(command) => return store::run(context, &command),
         Command::DemoLease(arguments) => return demo::lease_side(context, &arguments),
         Command::Serve(arguments) => return broker::serve(context, arguments, BROKER_THREADS),
         _ => {}
@@ -48,6 +55,7 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<(), CommandErro
 
 async fn asynchronous(context: &Context, command: Command) -> Result<(), CommandError> {
     match command {
+        Command::Lease(Lease::Hold(arguments)) => lease::hold(context, arguments).await,
         Command::Demo(arguments) => demo::run(context, &arguments).await,
         Command::Run(arguments) => run::run(context, arguments).await,
         Command::Chat(command) => chat::run(context, command).await,
@@ -63,6 +71,9 @@ async fn asynchronous(context: &Context, command: Command) -> Result<(), Command
         Command::Completions { .. }
         | Command::Man { .. }
         | Command::Lease(_)
+        | Command::HeldProgram { .. }
+        | Command::Owner(_)
+        | Command::Store(_)
         | Command::DemoLease(_)
         | Command::Serve(_) => Ok(()),
     }

@@ -30,6 +30,14 @@ const COMMANDS: &[&str] = &[
     "answer",
     "lease",
     "lease status",
+    "lease hold",
+    "lease break",
+    "owner",
+    "owner show",
+    "owner claim",
+    "store",
+    "store list",
+    "store check",
     "providers",
     "doctor",
     "actions",
@@ -65,7 +73,15 @@ fn the_help_of_every_command_is_known() {
 /// Whoever adds a command adds its help here.
 #[test]
 fn no_command_is_left_out() {
-    for parent in ["", "chat", "chat queue", "lease", "actions"] {
+    for parent in [
+        "",
+        "chat",
+        "chat queue",
+        "lease",
+        "owner",
+        "store",
+        "actions",
+    ] {
         let text = help(parent);
         let list = text
             .split("Commands:\n")

@@ -1,4 +1,12 @@
-//! `ade lease`: looking at leases. Works without a broker and writes nothing.
+//! `ade lease`: looking at leases, holding and breaking them. Works without a
+//! broker.
+
+mod breaking;
+mod hold;
+mod signals;
+mod tree;
+
+pub(super) use hold::{follow, refusal, run as hold};
 
 use std::path::Path;
 
@@ -16,6 +24,9 @@ use crate::output::Style;
 pub(super) fn run(context: &Context, command: &Lease) -> Result<(), CommandError> {
     match command {
         Lease::Status { file } => show(context, file),
+        Lease::Break { file, force } => breaking::run(context, file, *force),
+        // It waits, so it runs with the others that do.
+        Lease::Hold(_) => Ok(()),
     }
 }
 
