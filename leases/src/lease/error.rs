@@ -151,7 +151,7 @@ fn unknown(path: &Path, record: Option<&Record>, why: Why) -> String {
     }
     format!(
         "the lease {path} names {record}, and whether that one lives can't be told: {why}{ground}; \
-         if you know that it is gone, break the lease with `ade lease break`"
+         if you know that it is gone, remove it with `ade lease break --force`"
     )
 }
 

@@ -44,6 +44,9 @@ pub struct Lease {
 struct Lock {
     file: File,
     inode: Inode,
+    /// A foreign program has put this copy back; what we published first may
+    /// lie beside it.
+    copied: bool,
 }
 
 /// What stands at the path of a lease that we believe to hold.
@@ -79,6 +82,7 @@ impl Lease {
         let lock = Mutex::new(Lock {
             file: staged.file,
             inode: staged.inode,
+            copied: staged.copied,
         });
         Self {
             place,
@@ -124,7 +128,11 @@ impl Lease {
             match look_for_mine(&self.place, ours.inode, &self.record.token)? {
                 Mine::Same | Mine::Unlocked => Standing::Ours,
                 Mine::Copy(file, inode) => {
-                    *ours = Lock { file, inode };
+                    *ours = Lock {
+                        file,
+                        inode,
+                        copied: true,
+                    };
                     Standing::Ours
                 }
                 Mine::Gone => Standing::Gone,
@@ -194,7 +202,7 @@ impl Lease {
         }
         let ours = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let stat = rustix::fs::fstat(&ours.file)?;
-        Ok(if stat.st_nlink == 0 {
+        Ok(if stat.st_nlink == 0 && !ours.copied {
             Removed::Freed
         } else {
             Removed::Copy
@@ -206,7 +214,7 @@ impl Lease {
 enum Removed {
     /// Our very file, and it has no other name.
     Freed,
-    /// What stood in its place; ours may lie beside it.
+    /// A copy of it, or it had another name: something of ours may lie beside it.
     Copy,
     /// Nothing: it had been taken away.
     Lost,

@@ -22,6 +22,8 @@ pub(crate) struct Staged {
     pub(crate) name: OsString,
     pub(crate) file: File,
     pub(crate) inode: Inode,
+    /// It is the copy that a foreign program has put back.
+    pub(crate) copied: bool,
 }
 
 pub(crate) enum Published {
@@ -101,6 +103,7 @@ fn fill(
             name: name.to_owned(),
             file,
             inode,
+            copied: false,
         }),
         Err(error) => {
             let _ = place.unlink(name);

@@ -238,6 +238,7 @@ impl Taking<'_> {
             Mine::Copy(file, inode) => Ok(Some(Staged {
                 file,
                 inode,
+                copied: true,
                 ..staged
             })),
             // It was moved away meanwhile, and somebody may have it by now.
