@@ -209,6 +209,50 @@ mod tests {
         }
     }
 
+    /// Two clients in two threads, through the actor's way of taking turns: one
+    /// after the other, in whichever order they come.
+    #[test]
+    fn of_two_answers_in_the_same_moment_exactly_one_counts_a_thousand_times() {
+        use std::sync::{Barrier, Mutex};
+        const ROUNDS: usize = 1_000;
+        let cards = Mutex::new(Cards::default());
+        let both = Barrier::new(2);
+        let client = |name: &str, value: &str| -> Vec<Result<(), AnswerError>> {
+            (0..ROUNDS)
+                .map(|round| {
+                    if name == "a" {
+                        let card = card(&round.to_string(), CardKind::Confirm);
+                        assert!(cards.lock().unwrap().add(card));
+                    }
+                    both.wait();
+                    let id = RequestId::from(round.to_string());
+                    let mut cards = cards.lock().unwrap();
+                    let answered = cards.answer(&id, &yes(value), name).map(drop);
+                    drop(cards);
+                    both.wait();
+                    answered
+                })
+                .collect()
+        };
+        let (a, b) = std::thread::scope(|scope| {
+            let other = scope.spawn(|| client("b", "deny"));
+            (client("a", "allow"), other.join().unwrap())
+        });
+        for (a, b) in a.into_iter().zip(b) {
+            let (by, value) = match (&a, &b) {
+                (Ok(()), Err(_)) => ("a", "allow"),
+                (Err(_), Ok(())) => ("b", "deny"),
+                both => panic!("{both:?}"),
+            };
+            let late = AnswerError::AlreadyAnswered {
+                by: by.into(),
+                value: Some(value.into()),
+            };
+            assert_eq!(a.and(b), Err(late), "the other is told whose it was");
+        }
+        assert!(cards.lock().unwrap().open().is_empty());
+    }
+
     #[test]
     fn the_first_answer_wins_and_later_ones_are_told() {
         let mut cards = Cards::default();

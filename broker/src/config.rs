@@ -211,6 +211,13 @@ fn settings() -> Vec<Setting> {
             number(of("term_to_kill_ms"), grace, 1_500),
             number(of("idle_put_away_ms"), long, 30 * 60 * 1000),
             number(of("first_event_ms"), long, 90_000),
+            number(of("whole_answer_ms"), long, 30 * 60 * 1000),
+            Setting {
+                name: of("progress"),
+                form: Form::Choice(&["events", "none"]),
+                default: Value::Word("events".into()),
+                env: &[],
+            },
         ]);
     }
     let path = |name: &str, env| Setting {
@@ -322,6 +329,7 @@ impl Config {
                 (Value::Path(Some(path)), name.to_owned()),
             );
         }
+        config.check()?;
         Ok(config)
     }
 
@@ -371,8 +379,47 @@ impl Config {
             abort: of("turns.abort_ms"),
             interrupt: of("turns.interrupt_ms"),
             queue_recovery: of("turns.queue_recovery_ms"),
-            ..Timing::new(first_event.unwrap_or(self.timing(provider).first_event))
+            ..Timing::new(first_event.unwrap_or(self.first_event(provider)))
         }
+    }
+
+    /// Silence after a send until the worker of this kind is replaced. An agent
+    /// that says nothing before its whole answer has a limit of its own.
+    fn first_event(&self, provider: &str) -> Duration {
+        if self.tells_progress(provider) {
+            return self.timing(provider).first_event;
+        }
+        Duration::from_millis(self.number(&format!("providers.{provider}.whole_answer_ms")))
+    }
+
+    /// Whether this kind of agent says anything before its whole answer.
+    #[must_use]
+    pub fn tells_progress(&self, provider: &str) -> bool {
+        let name = format!("providers.{provider}.progress");
+        !matches!(self.values.get(&name), Some((Value::Word(word), _)) if word == "none")
+    }
+
+    /// A watchdog for the first event would replace a healthy agent that has
+    /// none to give.
+    fn check(&self) -> Result<(), ConfigError> {
+        for provider in KNOWN_PROVIDERS {
+            let name = format!("providers.{provider}.first_event_ms");
+            let origin = self.origin(&name);
+            if !self.tells_progress(provider) && origin != "default" {
+                return Err(ConfigError::Invalid {
+                    place: origin.to_owned(),
+                    problem: format!(
+                        "`{name}` is set, but `providers.{provider}.progress` says that this agent \
+                         sends nothing before its whole answer"
+                    ),
+                    remedy: format!(
+                        "set `providers.{provider}.whole_answer_ms` instead, or remove one of the \
+                         two lines"
+                    ),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// The durations that a worker of this kind is started with.

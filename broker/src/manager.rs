@@ -74,6 +74,14 @@ impl Manager {
         check_absolute("sessionFile", request.session_file.as_deref())?;
         check_absolute("agentDir", request.agent_dir.as_deref())?;
         self.check_provider(&request.provider).await?;
+        if request.first_event_ms.is_some() && !self.shared.config.tells_progress(&request.provider)
+        {
+            let message = format!(
+                "`firstEventMs` cannot be set: {} sends nothing before its whole answer",
+                request.provider
+            );
+            return Err(RpcError::failed("invalid", exit::USAGE, message));
+        }
         let row = SessionRow::new(SessionId::generate(), &request, lane, clock::timestamp());
         let session = Session::start(&self.shared, row.clone(), None)
             .map_err(|error| RpcError::failed("transcript", exit::FAILED, error.to_string()))?;
