@@ -382,6 +382,7 @@ impl Actor {
         for card in std::mem::take(&mut self.legacy_cards) {
             if open.contains(&card.card_id) {
                 self.cards.add(card);
+                self.touch();
             } else {
                 let outcome = CardOutcome::Withdrawn {
                     why: Withdrawal::WorkerGone,
@@ -490,6 +491,7 @@ impl Actor {
             self.row.model = Some(model.reference());
         }
         self.worker = Some(Worker::new(started));
+        self.touch();
         // It was started as a fresh agent, if that was to be: once.
         self.row.flags.rotate &= known;
         let row = self.row.clone();
@@ -890,6 +892,7 @@ impl Actor {
 
     /// Sees a worker off in a task of its own.
     pub(super) fn see_off(&mut self, mut worker: Worker, leave: Leave) {
+        self.touch();
         self.lifted.extend(settle_pending(&mut worker));
         let (gone_tx, gone) = watch::channel(false);
         let id = worker.process.worker_id.clone();
