@@ -50,8 +50,9 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long a broker that is being replaced may take to end.
 const REPLACE_BOUND: Duration = Duration::from_secs(40);
 
-/// How long sessions may take to let go of their workers: the longest start.
-const HANDOVER_BOUND: Duration = Duration::from_secs(35);
+/// How long sessions may take to let go of their workers. They wait for nobody
+/// but the disk.
+const HANDOVER_BOUND: Duration = Duration::from_secs(5);
 
 /// Connections that are served at once; more wait in the kernel's queue.
 const CONNECTIONS: usize = 512;
@@ -332,7 +333,7 @@ impl Broker {
     /// the broker that comes.
     async fn hand_over(&self) {
         tracing::info!("the broker hands over");
-        // Workers still report while sessions finish what they are starting.
+        // Workers still report while sessions write what they have.
         let welcome = async {
             loop {
                 self.worker(self.workers.accept().await);

@@ -7,6 +7,7 @@
 
 pub mod ade;
 pub mod agents;
+pub mod chaos;
 pub mod fake_model;
 pub mod lease_model;
 pub mod pi;

@@ -198,8 +198,9 @@ impl Actor {
             if self.view_is_due() {
                 self.publish_view();
             }
-            // A start under way is waited for: its worker would be nobody's.
-            if !self.detach_replies.is_empty() && self.starting.is_none() {
+            // A start under way is not waited for: its worker has a journal, and
+            // a turn whose message reached nobody is begun again.
+            if !self.detach_replies.is_empty() {
                 // Dropping the link is all: the worker connects to the next
                 // broker, and what was not acknowledged is said again there.
                 return;
@@ -588,7 +589,15 @@ impl Actor {
         outcome: CardOutcome,
         answer: Option<&ade_protocol::card::Answer>,
     ) {
-        self.write_answer(card, &outcome, answer);
+        // First for the transcript: a broker that comes in the middle asks
+        // again at most, and no card stays open there for ever.
+        let event = Event::CardResolved {
+            card_id: card.card_id.clone(),
+            resolution: outcome.clone(),
+        };
+        self.emit(card.turn_id.as_ref(), &event);
+        self.announce(card, Some(outcome.clone()));
+        self.flush();
         let (session, generation, id) = (
             card.session_id.clone(),
             card.generation,
@@ -598,12 +607,7 @@ impl Actor {
             state.remove_card(&session, generation, &id).map(drop)
         })
         .await;
-        let event = Event::CardResolved {
-            card_id: card.card_id.clone(),
-            resolution: outcome.clone(),
-        };
-        self.emit(card.turn_id.as_ref(), &event);
-        self.announce(card, Some(outcome));
+        self.write_answer(card, &outcome, answer);
     }
 
     fn announce(&mut self, card: &Card, resolution: Option<CardOutcome>) {
