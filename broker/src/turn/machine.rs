@@ -1,0 +1,534 @@
+//! The machine itself: a turn from its message to its end.
+
+use std::collections::VecDeque;
+
+use ade_protocol::card::Withdrawal;
+use ade_protocol::event::{ErrorCategory, Event, TurnStatus, Via};
+use ade_protocol::{Generation, TurnId};
+
+use super::waiting::dropped;
+use super::{Effect, Ending, Failure, Input, Legacy, Mono, Queued, State, Timing, texts};
+
+/// The running turn.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Running {
+    pub(super) id: TurnId,
+    pub(super) prompt: String,
+    pub(super) sends: u8,
+    pub(super) seen: bool,
+    pub(super) stop_requested: bool,
+    /// Why the turn is being recovered, for the notice.
+    pub(super) cause: Option<Failure>,
+}
+
+/// Whether silence is watched for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Quiet {
+    /// It is not.
+    Off,
+    /// Something was heard then.
+    Heard(Mono),
+    /// Nothing was heard since then, and that was told.
+    Told(Mono),
+}
+
+/// Messages that an interrupt cleared.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Cleared {
+    pub(super) rows: Vec<Queued>,
+    pub(super) until: Mono,
+}
+
+/// The machine of one session.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Machine {
+    pub(super) state: State,
+    pub(super) running: Option<Running>,
+    pub(super) queue: VecDeque<Queued>,
+    /// The queue waits for the user's next message.
+    pub(super) held: bool,
+    pub(super) cleared: Option<Cleared>,
+    pub(super) worker: Option<Generation>,
+    pub(super) deadline: Option<Mono>,
+    pub(super) quiet: Quiet,
+    pub(super) timing: Timing,
+    /// What a broker that is gone left of the running turn.
+    pub(super) legacy: Option<Legacy>,
+}
+
+impl Machine {
+    /// A session without a turn.
+    #[must_use]
+    pub fn new(timing: Timing) -> Self {
+        Self {
+            state: State::Idle,
+            running: None,
+            queue: VecDeque::new(),
+            held: false,
+            cleared: None,
+            worker: None,
+            deadline: None,
+            quiet: Quiet::Off,
+            timing,
+            legacy: None,
+        }
+    }
+
+    /// Where the turn stands.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// The running turn.
+    #[must_use]
+    pub fn turn(&self) -> Option<&TurnId> {
+        self.running.as_ref().map(|running| &running.id)
+    }
+
+    /// Since when nothing was heard of the turn, once that was told.
+    #[must_use]
+    pub fn quiet_since(&self) -> Option<Mono> {
+        match self.quiet {
+            Quiet::Told(since) => Some(since),
+            Quiet::Off | Quiet::Heard(_) => None,
+        }
+    }
+
+    /// The worker that is in use.
+    #[must_use]
+    pub fn worker(&self) -> Option<Generation> {
+        self.worker
+    }
+
+    /// When [`Input::Tick`] is wanted next.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Mono> {
+        let cleared = self.cleared.as_ref().map(|cleared| cleared.until);
+        [self.deadline, self.quiet_at(), cleared]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Sets the clock from `now` to `base`, so that a test can tell states apart
+    /// by what is left of their bounds.
+    #[cfg(test)]
+    pub(super) fn rebase(&mut self, now: Mono, base: Mono) {
+        let moved = |at: Mono| (at + base).saturating_sub(now);
+        self.deadline = self.deadline.map(moved);
+        if let Some(cleared) = &mut self.cleared {
+            cleared.until = moved(cleared.until);
+        }
+        self.quiet = match self.quiet {
+            Quiet::Off => Quiet::Off,
+            Quiet::Heard(last) => Quiet::Heard(moved(last)),
+            Quiet::Told(_) => Quiet::Told(Mono::ZERO),
+        };
+    }
+
+    pub(super) fn quiet_at(&self) -> Option<Mono> {
+        match self.quiet {
+            Quiet::Heard(last) => Some(last + self.timing.quiet),
+            Quiet::Off | Quiet::Told(_) => None,
+        }
+    }
+
+    /// Whether an event of this turn and generation is to be shown.
+    #[must_use]
+    pub fn accepts(&self, generation: Generation, turn: Option<&TurnId>) -> bool {
+        self.worker == Some(generation)
+            && match turn {
+                None => true,
+                Some(turn) => self.turn() == Some(turn),
+            }
+    }
+
+    /// Takes one input and says what is to be done, in order.
+    pub fn on(&mut self, input: Input, now: Mono) -> Vec<Effect> {
+        let mut out = Vec::new();
+        match input {
+            Input::Send { turn, prompt } => self.send(turn, prompt, now, &mut out),
+            Input::Steer { turn, prompt } => self.steer(turn, prompt, now, &mut out),
+            Input::Interrupt { turn, prompt, mode } => {
+                self.interrupt(turn, prompt, mode, now, &mut out);
+            }
+            Input::EditQueued { turn, prompt } => self.edit(turn, prompt, &mut out),
+            Input::CancelQueued(turn) => self.cancel(&turn, &mut out),
+            Input::RecoverQueue => self.recover_queue(now, &mut out),
+            Input::Abort => self.abort(now, &mut out),
+            Input::Stop => self.stop(now, &mut out),
+            Input::PutAway => self.put_away(&mut out),
+            Input::WorkerReady(generation) => self.worker_ready(generation, now, &mut out),
+            Input::WorkerFailed(failure) => self.worker_failed(failure, now, &mut out),
+            Input::WorkerExited(generation, failure) => {
+                self.worker_exited(generation, failure, now, &mut out);
+            }
+            Input::Adopted(generation, adopted) => {
+                self.adopted(generation, adopted, now, &mut out);
+            }
+            Input::TakeoverFailed(failure) => self.takeover_failed(failure, now, &mut out),
+            Input::Unrecordable(failure) => self.unrecordable(&failure, &mut out),
+            Input::Event(generation, turn) => self.seen(generation, turn.as_ref(), now),
+            Input::CardOpened(generation, turn) => self.card_opened(generation, turn.as_ref(), now),
+            Input::CardsSettled(generation) => self.cards_settled(generation, now),
+            Input::Ended(generation, turn, ending) => {
+                self.ended(generation, &turn, ending, now, &mut out);
+            }
+            Input::Tick => self.tick(now, &mut out),
+        }
+        out
+    }
+
+    pub(super) fn begin(&mut self, id: TurnId, prompt: String, now: Mono, out: &mut Vec<Effect>) {
+        let message = Event::UserMessage {
+            text: prompt.clone(),
+            via: Via::Send,
+        };
+        out.push(Effect::Emit(id.clone(), message));
+        let status = TurnStatus::Started;
+        out.push(Effect::Emit(id.clone(), Event::Status { status }));
+        self.running = Some(Running {
+            id,
+            prompt,
+            sends: 0,
+            seen: false,
+            stop_requested: false,
+            cause: None,
+        });
+        if self.worker.is_some() {
+            self.write(now, out);
+        } else {
+            self.state = State::Starting;
+            self.deadline = None;
+            out.push(Effect::Acquire);
+        }
+    }
+
+    /// Writes the running turn's message and arms the watchdog.
+    pub(super) fn write(&mut self, now: Mono, out: &mut Vec<Effect>) {
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        running.sends += 1;
+        out.push(Effect::Send {
+            turn: running.id.clone(),
+            prompt: running.prompt.clone(),
+            recovery: running.sends > 1,
+        });
+        self.state = State::AwaitingFirstEvent;
+        self.deadline = Some(now + self.timing.first_event);
+    }
+
+    pub(super) fn abort(&mut self, now: Mono, out: &mut Vec<Effect>) {
+        if matches!(self.state, State::Interrupting | State::Stopping) {
+            return;
+        }
+        if let Some(id) = self.turn().cloned() {
+            self.drop_steers(&id, texts::DROPPED_BY_ABORT, out);
+        }
+        self.end_running(now + self.timing.abort, now, out);
+    }
+
+    /// The user ends the running turn, if one runs and is not ended already.
+    pub(super) fn end_running(&mut self, until: Mono, now: Mono, out: &mut Vec<Effect>) {
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        match self.state {
+            State::Starting => self.finish_interrupted(now, out),
+            State::AwaitingFirstEvent | State::Streaming | State::AwaitingCard => {
+                // In this order: a host that hears the denial first would go
+                // on with the turn.
+                out.push(Effect::Abort(running.id.clone()));
+                out.push(Effect::Withdraw(Withdrawal::Aborted));
+                self.state = State::Interrupting;
+                self.deadline = Some(until);
+                self.quiet = Quiet::Off;
+            }
+            State::Recovering | State::Attaching => running.stop_requested = true,
+            State::Idle | State::Interrupting | State::Stopping => {}
+        }
+    }
+
+    pub(super) fn stop(&mut self, now: Mono, out: &mut Vec<Effect>) {
+        self.drop_cleared(out);
+        let rows = std::mem::take(&mut self.queue);
+        out.extend(rows.into_iter().map(|row| dropped(row.turn, None)));
+        self.held = false;
+        // In this order: a host that hears the denial first would go on.
+        out.push(Effect::Dispose);
+        out.push(Effect::Withdraw(Withdrawal::ShuttingDown));
+        self.quiet = Quiet::Off;
+        match self.state {
+            // The worker is on its way out: the next message needs another one.
+            State::Idle => self.worker = None,
+            State::Starting | State::Recovering | State::Attaching => {
+                self.worker = None;
+                self.finish_interrupted(now, out);
+            }
+            _ => {
+                self.state = State::Stopping;
+                self.deadline = Some(now + self.timing.stop);
+            }
+        }
+    }
+
+    pub(super) fn put_away(&mut self, out: &mut Vec<Effect>) {
+        if self.state == State::Idle && self.worker.take().is_some() {
+            out.push(Effect::Withdraw(Withdrawal::ShuttingDown));
+            out.push(Effect::Dispose);
+        }
+    }
+
+    pub(super) fn worker_ready(
+        &mut self,
+        generation: Generation,
+        now: Mono,
+        out: &mut Vec<Effect>,
+    ) {
+        self.worker = Some(generation);
+        match self.state {
+            State::Starting => self.write(now, out),
+            State::Recovering => {
+                let Some(running) = &mut self.running else {
+                    return;
+                };
+                if running.stop_requested {
+                    self.finish_interrupted(now, out);
+                    return;
+                }
+                let notice = texts::recovery_notice(running.cause.as_ref());
+                out.push(Effect::Emit(running.id.clone(), notice));
+                self.write(now, out);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn worker_failed(&mut self, failure: Failure, now: Mono, out: &mut Vec<Effect>) {
+        let Some(running) = &self.running else { return };
+        match self.state {
+            State::Starting => self.finish_failed(failure, now, out),
+            State::Attaching => {
+                // The turn was lost with the other broker: what waits behind it
+                // is held like any queue that a broker left.
+                self.held = true;
+                self.finish_failed(failure, now, out);
+            }
+            State::Recovering if running.stop_requested => self.finish_interrupted(now, out),
+            State::Recovering => {
+                let failure = texts::not_replaced(running.cause.as_ref(), failure);
+                self.finish_failed(failure, now, out);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn worker_exited(
+        &mut self,
+        generation: Generation,
+        failure: Failure,
+        now: Mono,
+        out: &mut Vec<Effect>,
+    ) {
+        if self.worker != Some(generation) {
+            return;
+        }
+        self.worker = None;
+        match self.state {
+            State::AwaitingFirstEvent => self.recover(failure, now, out),
+            State::Streaming | State::AwaitingCard => {
+                out.push(Effect::Withdraw(Withdrawal::WorkerGone));
+                self.finish_failed(failure, now, out);
+            }
+            State::Interrupting | State::Stopping => self.finish_interrupted(now, out),
+            State::Idle | State::Starting | State::Recovering | State::Attaching => {}
+        }
+    }
+
+    pub(super) fn seen(&mut self, generation: Generation, turn: Option<&TurnId>, now: Mono) {
+        let of_this_turn = turn.is_some() && self.turn() == turn;
+        if self.worker != Some(generation) || !of_this_turn {
+            return;
+        }
+        if let Some(running) = &mut self.running {
+            running.seen = true;
+        }
+        if self.state == State::AwaitingFirstEvent {
+            self.state = State::Streaming;
+            self.deadline = None;
+        }
+        if self.state == State::Streaming {
+            self.quiet = Quiet::Heard(now);
+        }
+    }
+
+    pub(super) fn card_opened(&mut self, generation: Generation, turn: Option<&TurnId>, now: Mono) {
+        self.seen(generation, turn, now);
+        if self.accepts(generation, turn) && turn.is_some() && self.state == State::Streaming {
+            self.state = State::AwaitingCard;
+            self.quiet = Quiet::Off;
+        }
+    }
+
+    pub(super) fn cards_settled(&mut self, generation: Generation, now: Mono) {
+        if self.worker == Some(generation) && self.state == State::AwaitingCard {
+            self.state = State::Streaming;
+            self.quiet = Quiet::Heard(now);
+        }
+    }
+
+    pub(super) fn ended(
+        &mut self,
+        generation: Generation,
+        turn: &TurnId,
+        ending: Ending,
+        now: Mono,
+        out: &mut Vec<Effect>,
+    ) {
+        if self.worker != Some(generation) || self.turn() != Some(turn) {
+            return;
+        }
+        let awaiting = match self.state {
+            State::AwaitingFirstEvent => true,
+            State::Streaming | State::AwaitingCard | State::Interrupting | State::Stopping => false,
+            State::Idle | State::Starting | State::Recovering | State::Attaching => return,
+        };
+        out.push(Effect::Withdraw(Withdrawal::TurnEnded));
+        let stopping = matches!(self.state, State::Interrupting | State::Stopping);
+        match ending {
+            Ending::Completed { stop_reason, usage } => {
+                out.push(Effect::Finish {
+                    turn: turn.clone(),
+                    status: TurnStatus::Completed,
+                    stop_reason,
+                    usage,
+                    failure: None,
+                });
+                self.next(now, out);
+            }
+            Ending::Failed(failure) if awaiting && texts::may_resend(&failure) => {
+                self.recover(failure, now, out);
+            }
+            Ending::Failed(failure) if !stopping => {
+                if texts::ends_worker(&failure) {
+                    self.evict(out);
+                }
+                self.finish_failed(texts::told(failure), now, out);
+            }
+            Ending::Interrupted | Ending::Failed(_) => self.finish_interrupted(now, out),
+        }
+    }
+
+    pub(super) fn tick(&mut self, now: Mono, out: &mut Vec<Effect>) {
+        if self
+            .cleared
+            .as_ref()
+            .is_some_and(|cleared| now >= cleared.until)
+        {
+            self.drop_cleared(out);
+        }
+        if let (Quiet::Heard(since), Some(running)) = (self.quiet, &self.running)
+            && self.quiet_at().is_some_and(|at| now >= at)
+        {
+            let turn = running.id.clone();
+            out.push(Effect::Quiet { turn, since });
+            self.quiet = Quiet::Told(since);
+        }
+        if self.deadline.is_none_or(|deadline| now < deadline) {
+            return;
+        }
+        match self.state {
+            State::AwaitingFirstEvent => {
+                let seconds = self.timing.first_event.as_secs_f32();
+                let message = format!("the agent sent nothing for {seconds} s");
+                let cause = Failure::new("silent", ErrorCategory::TimedOut, message);
+                self.recover(cause, now, out);
+            }
+            State::Interrupting => {
+                self.evict(out);
+                self.finish_interrupted(now, out);
+            }
+            State::Stopping => self.finish_interrupted(now, out),
+            _ => self.deadline = None,
+        }
+    }
+
+    /// Nothing of the turn was seen and the worker cannot be trusted: replace
+    /// it, and send again unless that happened before.
+    pub(super) fn recover(&mut self, cause: Failure, now: Mono, out: &mut Vec<Effect>) {
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        let resend = running.sends < 2 && !running.seen;
+        let first = running.cause.replace(cause.clone());
+        out.push(Effect::Withdraw(Withdrawal::Recycled));
+        // Also when the worker has ended by itself: its last processes may not
+        // have, and the next one waits for them.
+        self.worker = None;
+        out.push(Effect::Recycle { resend });
+        if resend {
+            self.state = State::Recovering;
+            self.deadline = None;
+            out.push(Effect::Acquire);
+            return;
+        }
+        self.finish_failed(texts::failed_twice(first, cause), now, out);
+    }
+
+    pub(super) fn evict(&mut self, out: &mut Vec<Effect>) {
+        self.worker = None;
+        out.push(Effect::Poison);
+    }
+
+    pub(super) fn finish_interrupted(&mut self, now: Mono, out: &mut Vec<Effect>) {
+        if let Some(running) = self.running.take() {
+            out.push(Effect::Finish {
+                turn: running.id,
+                status: TurnStatus::Interrupted,
+                stop_reason: None,
+                usage: None,
+                failure: None,
+            });
+        }
+        self.next(now, out);
+    }
+
+    pub(super) fn finish_failed(&mut self, failure: Failure, now: Mono, out: &mut Vec<Effect>) {
+        if let Some(running) = self.running.take() {
+            let recovery = running.sends > 1 || self.state == State::Recovering;
+            if recovery && !running.seen {
+                self.drop_steers(&running.id, texts::DROPPED_BY_RECOVERY, out);
+            }
+            out.push(Effect::Finish {
+                turn: running.id,
+                status: TurnStatus::Failed,
+                stop_reason: None,
+                usage: None,
+                failure: Some(failure),
+            });
+        }
+        self.next(now, out);
+    }
+
+    /// No turn runs any more: the next message, if there is one and it may.
+    pub(super) fn next(&mut self, now: Mono, out: &mut Vec<Effect>) {
+        let stopped = self.state == State::Stopping;
+        if stopped {
+            self.worker = None;
+        }
+        let idle = self.state == State::Idle;
+        self.running = None;
+        self.state = State::Idle;
+        self.deadline = None;
+        self.quiet = Quiet::Off;
+        if self.held && !idle {
+            return;
+        }
+        self.held = false;
+        if let Some(row) = self.queue.pop_front() {
+            self.begin(row.turn, row.prompt, now, out);
+        }
+    }
+}

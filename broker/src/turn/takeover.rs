@@ -1,0 +1,150 @@
+//! A turn that another broker had begun, and one that cannot be written down.
+
+use ade_protocol::card::Withdrawal;
+use ade_protocol::event::TurnStatus;
+use ade_protocol::{Generation, TurnId};
+
+use super::machine::{Machine, Quiet, Running};
+use super::{Adopted, Effect, Failure, Legacy, Mono, State, Timing, texts};
+
+impl Machine {
+    /// A session whose turn a broker that is gone had begun, and whose worker
+    /// lives.
+    #[must_use]
+    pub fn attaching(timing: Timing, (id, prompt): (TurnId, String), legacy: Legacy) -> Self {
+        let running = Running {
+            id,
+            prompt,
+            sends: legacy.sends,
+            seen: false,
+            stop_requested: false,
+            cause: None,
+        };
+        Self {
+            state: State::Attaching,
+            running: Some(running),
+            legacy: Some(legacy),
+            ..Self::new(timing)
+        }
+    }
+
+    /// A session whose turn a broker that is gone had begun, and that goes on
+    /// with another worker, which the caller begins to have.
+    #[must_use]
+    pub fn resuming(timing: Timing, message: (TurnId, String), legacy: Legacy) -> Self {
+        let mut machine = Self::attaching(timing, message, legacy);
+        machine.resume();
+        machine
+    }
+
+    pub(super) fn resume(&mut self) {
+        self.legacy = None;
+        let sends = self.running.as_ref().map_or(0, |running| running.sends);
+        self.state = if sends == 0 {
+            State::Starting
+        } else {
+            State::Recovering
+        };
+    }
+
+    /// A turn that another broker began goes on as if nothing had happened.
+    pub(super) fn adopted(
+        &mut self,
+        generation: Generation,
+        adopted: Adopted,
+        now: Mono,
+        out: &mut Vec<Effect>,
+    ) {
+        self.worker = Some(generation);
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        let legacy = self.legacy.take();
+        match (self.state, legacy) {
+            // It came while the worker of the last turn was taken over.
+            (State::Starting, _) => self.write(now, out),
+            (State::Attaching, Some(legacy)) => match adopted {
+                Adopted::NeverSent if running.stop_requested => self.finish_interrupted(now, out),
+                Adopted::NeverSent => {
+                    if running.sends > 0 {
+                        let notice = texts::recovery_notice(None);
+                        out.push(Effect::Emit(running.id.clone(), notice));
+                    }
+                    self.write(now, out);
+                }
+                Adopted::Has { seen, card } => {
+                    running.seen = seen || card;
+                    running.sends += 1;
+                    let stop = running.stop_requested;
+                    (self.state, self.deadline) = match (card, seen) {
+                        (true, _) => (State::AwaitingCard, None),
+                        (false, true) => (State::Streaming, None),
+                        (false, false) => (State::AwaitingFirstEvent, Some(now + legacy.left)),
+                    };
+                    if self.state == State::Streaming {
+                        self.quiet = Quiet::Heard(now);
+                    }
+                    if stop {
+                        self.end_running(now + self.timing.abort, now, out);
+                    }
+                }
+            },
+            _ => {}
+        }
+    }
+
+    /// A turn whose message reached nobody, or was to be sent again, gets
+    /// another worker; for any other nothing is done on a guess.
+    pub(super) fn takeover_failed(&mut self, failure: Failure, now: Mono, out: &mut Vec<Effect>) {
+        let resumable = self.legacy.is_some_and(|legacy| legacy.resumable);
+        let Some(running) = &self.running else { return };
+        match self.state {
+            State::Attaching if running.stop_requested => self.finish_interrupted(now, out),
+            State::Attaching if resumable => {
+                // Whether it got there nobody can tell any more, so it counts.
+                let noted = self.legacy.is_some_and(|legacy| legacy.noted);
+                if let Some(running) = &mut self.running {
+                    running.sends += u8::from(noted);
+                }
+                self.resume();
+                out.push(Effect::Acquire);
+            }
+            State::Attaching => {
+                self.legacy = None;
+                // The turn was lost with the other broker: what waits behind it
+                // is held like any queue that a broker left.
+                self.held = true;
+                self.finish_failed(failure, now, out);
+            }
+            State::Starting | State::Recovering => out.push(Effect::Acquire),
+            _ => {}
+        }
+    }
+
+    /// Nothing is begun any more, so what waits ends too.
+    pub(super) fn unrecordable(&mut self, failure: &Failure, out: &mut Vec<Effect>) {
+        out.push(Effect::Withdraw(Withdrawal::TurnEnded));
+        self.evict(out);
+        self.drop_cleared(out);
+        let running = self.running.take().map(|running| running.id);
+        let queued: Vec<TurnId> = self.queue.drain(..).map(|row| row.turn).collect();
+        out.extend(queued.iter().cloned().map(Effect::Dequeue));
+        out.extend(
+            running
+                .into_iter()
+                .chain(queued)
+                .map(|turn| Effect::Finish {
+                    turn,
+                    status: TurnStatus::Failed,
+                    stop_reason: None,
+                    usage: None,
+                    failure: Some(failure.clone()),
+                }),
+        );
+        self.quiet = Quiet::Off;
+        self.held = false;
+        self.legacy = None;
+        self.state = State::Idle;
+        self.deadline = None;
+    }
+}

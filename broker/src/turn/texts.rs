@@ -1,0 +1,87 @@
+//! What failures mean for a turn, and what the user is told.
+
+use ade_protocol::event::{ErrorCategory, Event, NoticeLevel};
+use ade_protocol::frame::code;
+
+use super::Failure;
+
+/// Failures after which the same message may be sent again, provided that
+/// nothing of the turn was seen.
+pub(super) fn may_resend(failure: &Failure) -> bool {
+    matches!(
+        failure.category,
+        ErrorCategory::Network | ErrorCategory::Exited
+    )
+}
+
+/// Failures after which the worker is of no use any more.
+pub(super) fn ends_worker(failure: &Failure) -> bool {
+    is_unknown_outcome(failure)
+        || matches!(
+            failure.category,
+            ErrorCategory::Exited | ErrorCategory::Protocol | ErrorCategory::Lease
+        )
+}
+
+/// Whether the session file shows that the agent went on with the message
+/// although nothing of it was seen here.
+pub(super) fn is_unknown_outcome(failure: &Failure) -> bool {
+    failure.kind == code::DELIVERED_OUTCOME_UNKNOWN
+}
+
+/// The failure as it is told: an unknown outcome is called that, whatever the
+/// host said.
+pub(super) fn told(failure: Failure) -> Failure {
+    if !is_unknown_outcome(&failure) {
+        return failure;
+    }
+    let message = format!("delivered, outcome unknown: {}", failure.message);
+    Failure { message, ..failure }
+}
+
+/// The notice of a message that is sent again.
+pub(super) fn recovery_notice(cause: Option<&Failure>) -> Event {
+    let what = match cause.map(|cause| cause.category) {
+        Some(ErrorCategory::Network) => "The connection dropped".to_owned(),
+        Some(ErrorCategory::Exited) => {
+            let reason = cause.map_or_else(String::new, |cause| format!(": {}", cause.message));
+            format!("The agent ended before it answered{reason}")
+        }
+        _ => "The agent stopped responding".to_owned(),
+    };
+    let message = format!("{what}; started a fresh worker and sent your message again.");
+    Event::Notice {
+        level: NoticeLevel::Warn,
+        message,
+    }
+}
+
+/// The failure of a turn whose second send failed too.
+pub(super) fn failed_twice(first: Option<Failure>, second: Failure) -> Failure {
+    let message = match first {
+        Some(first) => format!(
+            "{} (first: {}); the message was sent twice and is not sent again",
+            second.message, first.message
+        ),
+        None => second.message.clone(),
+    };
+    Failure { message, ..second }
+}
+
+/// The failure of a turn whose replacement worker could not be had.
+pub(super) fn not_replaced(first: Option<&Failure>, failure: Failure) -> Failure {
+    let first = first.map_or("", |cause| cause.message.as_str());
+    let message = format!(
+        "{first}; a fresh worker could not be started: {}; nothing was sent again",
+        failure.message
+    );
+    Failure { message, ..failure }
+}
+
+/// Why a steer was dropped when its turn could not be recovered.
+pub(super) const DROPPED_BY_RECOVERY: &str = "Your message for the running turn was dropped: the turn could not be recovered. Send it again \
+     if you still want it.";
+
+/// Why a steer was dropped when its turn was ended.
+pub(super) const DROPPED_BY_ABORT: &str = "Your message for the running turn was dropped: the turn was ended before it could go in. Send \
+     it again if you still want it.";
