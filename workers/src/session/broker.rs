@@ -223,8 +223,9 @@ impl Session {
             return self.respond(Response::ok(request.request_id, &()), Weight::Answers);
         };
         turn.abort_asked = true;
-        self.withdraw_cards();
+        // In this order: a host that hears the denial first would go on.
         self.pass(request, Kind::Abort, line);
+        self.withdraw_cards();
     }
 
     fn pass<T>(&mut self, request: Request<T>, kind: Kind, line: Bytes) {

@@ -94,10 +94,11 @@ impl Session {
     fn enter(&mut self, stage: StopStage) -> Option<Effect> {
         match stage {
             StopStage::Dispose => {
-                self.withdraw_cards();
                 let request = Request::new(Empty {});
                 self.host_dispose = Some(request.request_id.clone());
+                // In this order: a host that hears the denial first would go on.
                 self.tell_host(&ToWorker::Dispose(request));
+                self.withdraw_cards();
             }
             StopStage::Eof => {
                 if let Some(host) = &mut self.host {
