@@ -1,6 +1,10 @@
 //! `ade store`: the session files on disk. Works without a broker and writes
 //! nothing.
 
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use ade_leases::lease::is_held;
@@ -63,6 +67,8 @@ fn show(context: &Context, scope: &StoreScope) -> Result<(), CommandError> {
     let (store, listing) = listing(scope)?;
     let ignored = scope.lane.as_deref().and_then(checkout_override);
     if context.out.json() {
+        let sidecars = Sidecars::default();
+        let entry = |session: &Listed| entry(session, &sidecars);
         return context.out.document(&json!({
             "root": store.root.to_string_lossy(),
             "storageDir": store.storage_dir.as_deref().map(Path::to_string_lossy),
@@ -83,8 +89,9 @@ fn show(context: &Context, scope: &StoreScope) -> Result<(), CommandError> {
     } else {
         let mut table = Table::new(&["ID", "LAST", ">SIZE", "WRITER", "OWNER", "LANE"]);
         let now = jiff::Timestamp::now();
+        let sidecars = Sidecars::default();
         for session in &listing.sessions {
-            table.row(&row(session, now));
+            table.row(&row(session, &sidecars, now));
         }
         for line in table.lines() {
             out.line(&line)?;
@@ -120,11 +127,45 @@ fn show(context: &Context, scope: &StoreScope) -> Result<(), CommandError> {
     Ok(())
 }
 
-fn row(session: &Listed, now: jiff::Timestamp) -> [String; 6] {
+/// Which files of a folder have a lease or something of one beside them. A look
+/// at each lease lists the whole folder, so only those are looked at.
+#[derive(Default)]
+struct Sidecars(RefCell<HashMap<PathBuf, HashSet<OsString>>>);
+
+impl Sidecars {
+    fn is_held(&self, session: &Path) -> bool {
+        let (Some(dir), Some(name)) = (session.parent(), session.file_name()) else {
+            return is_held(session);
+        };
+        let mut folders = self.0.borrow_mut();
+        let names = folders
+            .entry(dir.to_owned())
+            .or_insert_with(|| leased_in(dir));
+        names.contains(name) && is_held(session)
+    }
+}
+
+fn leased_in(dir: &Path) -> HashSet<OsString> {
+    const LEASE: &[u8] = b".ade-lease";
+    let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let session = |entry: std::fs::DirEntry| {
+        let name = entry.file_name();
+        let bytes = name.as_bytes();
+        let at = bytes.windows(LEASE.len()).rposition(|part| part == LEASE)?;
+        Some(OsStr::from_bytes(&bytes[..at]).to_owned())
+    };
+    names.filter_map(session).collect()
+}
+
+fn row(session: &Listed, sidecars: &Sidecars, now: jiff::Timestamp) -> [String; 6] {
     let last = session
         .modified_at
         .map_or_else(String::new, |at| span(now.duration_since(at).as_secs()));
-    let writer = if is_held(&session.path) { "yes" } else { "-" };
+    let writer = if sidecars.is_held(&session.path) {
+        "yes"
+    } else {
+        "-"
+    };
     let owner = match owner::read(&session.path) {
         Ok(Owner::None) => "-".to_owned(),
         Ok(Owner::Owned(claim)) => format!("{} {}", claim.kind, claim.id),
@@ -140,7 +181,7 @@ fn row(session: &Listed, now: jiff::Timestamp) -> [String; 6] {
     ]
 }
 
-fn entry(session: &Listed) -> Value {
+fn entry(session: &Listed, sidecars: &Sidecars) -> Value {
     let owner = match owner::read(&session.path) {
         Ok(Owner::None) => Value::Null,
         Ok(Owner::Owned(claim)) => json!({"owner": claim.kind, "ownerSessionId": claim.id}),
@@ -161,7 +202,7 @@ fn entry(session: &Listed) -> Value {
         "lastAt": time(session.tail.last_at),
         "noNewline": session.tail.no_newline,
         "torn": session.tail.torn,
-        "held": is_held(&session.path),
+        "held": sidecars.is_held(&session.path),
         "owner": owner,
     })
 }

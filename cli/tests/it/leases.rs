@@ -154,6 +154,8 @@ fn a_holder_without_a_command_ends_by_time_or_signal() {
     assert!(timed.out.starts_with("held  "), "{}", timed.out);
     for (signal, code) in [(Signal::SIGTERM, 0), (Signal::SIGINT, 130)] {
         let (mut holder, _) = scene.hold(&[]);
+        // Waiting for it would close this.
+        let _stdin = holder.stdin.take();
         send(&holder, signal);
         assert_eq!(holder.wait().expect("it ends").code(), Some(code));
         assert!(scene.is_free());
@@ -240,6 +242,7 @@ fn only_a_dead_lease_is_broken_unless_by_force() {
     assert_eq!(held.code, Some(4), "{held:?}");
     assert!(held.err.contains("--force"), "{}", held.err);
     assert!(!scene.is_free());
+    let _stdin = holder.stdin.take();
     let forced = scene.run(&["--json", "lease", "break"], &["--force"]);
     assert_eq!(
         (forced.code, &json(&forced)["broken"]),

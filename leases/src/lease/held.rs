@@ -9,9 +9,12 @@ use super::publish::Staged;
 use super::queue::{Baton, remember_waiters};
 use super::registry::Ticket;
 use super::seam::{Seam, Step};
+use super::seen::SeenFile;
 use super::sides::sweep_own;
 use crate::record::Record;
+use crate::verdict::{Dead, Verdict};
 use rustix::fs::FlockOperation;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,6 +37,7 @@ pub struct Lease {
     lock: Mutex<Lock>,
     /// Those who wait behind us, in order; let go after the file is gone.
     baton: Option<Baton>,
+    replaced: Option<Replaced>,
     seam: Seam,
     over: bool,
     /// Goes last: only when the file is gone another thread may try.
@@ -47,6 +51,36 @@ struct Lock {
     /// A foreign program has put this copy back; what we published first may
     /// lie beside it.
     copied: bool,
+}
+
+/// A dead lease that was reclaimed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Replaced {
+    /// What stood in it; `None` when it was damaged.
+    pub record: Option<Record>,
+    /// What its death rests on.
+    pub proof: Dead,
+}
+
+impl Replaced {
+    pub(crate) fn of(dead: SeenFile) -> Option<Self> {
+        let Verdict::Dead(proof) = dead.verdict else {
+            return None;
+        };
+        let record = dead.record;
+        Some(Self { record, proof })
+    }
+}
+
+/// "took the place of pid 4711 (sdk, ses_…, since 12:03 UTC; no such process)".
+impl fmt::Display for Replaced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("took the place of ")?;
+        match &self.record {
+            Some(record) => f.write_str(&record.display_with(&self.proof)),
+            None => write!(f, "a lease of nobody: {}", self.proof),
+        }
+    }
 }
 
 /// What stands at the path of a lease that we believe to hold.
@@ -90,10 +124,23 @@ impl Lease {
             record,
             lock,
             baton,
+            replaced: None,
             seam,
             over: false,
             _ticket: ticket,
         }
+    }
+
+    pub(crate) fn in_place_of(mut self, replaced: Option<Replaced>) -> Self {
+        self.replaced = replaced;
+        self
+    }
+
+    /// The dead lease that this one has taken the place of: worth a line in a
+    /// log, since it tells of a crash.
+    #[must_use]
+    pub fn replaced(&self) -> Option<&Replaced> {
+        self.replaced.as_ref()
     }
 
     /// The lease file.

@@ -2,7 +2,7 @@
 
 use super::error::{AcquireError, Holder};
 use super::guard::{Guard, GuardError};
-use super::held::Lease;
+use super::held::{Lease, Replaced};
 use super::mine::{Mine, look_for_mine};
 use super::place::{Place, Side};
 use super::publish::{Published, Staged, publish};
@@ -73,22 +73,22 @@ pub fn acquire_with(
         seam,
         record: None,
         session: PathBuf::new(),
+        replaced: None,
         baton: None,
     };
     let staged = match deadline {
         None => taking.rounds()?,
         Some(deadline) => taking.until(deadline)?,
     };
-    let (record, session, baton) = (taking.record(), taking.session, taking.baton);
-    Ok(Lease::new(
-        place,
+    let record = taking.record();
+    let Taking {
         session,
-        record,
-        staged,
         baton,
-        seam.clone(),
-        ticket,
-    ))
+        replaced,
+        ..
+    } = taking;
+    let lease = Lease::new(place, session, record, staged, baton, seam.clone(), ticket);
+    Ok(lease.in_place_of(replaced))
 }
 
 struct Taking<'a> {
@@ -98,6 +98,7 @@ struct Taking<'a> {
     /// Made when it is first needed: a refusal needs none.
     record: Option<Record>,
     session: PathBuf,
+    replaced: Option<Replaced>,
     /// The place at the head of the queue, once we have it.
     baton: Option<Baton>,
 }
@@ -183,7 +184,10 @@ impl Taking<'_> {
                 Published::Taken => return Ok(None),
             },
             Some(dead) => match reclaim(self.place, &record, &dead, self.seam) {
-                Ok(Reclaimed::Ours(staged)) => Ok(Some(staged)),
+                Ok(Reclaimed::Ours(staged)) => {
+                    self.replaced = Replaced::of(dead);
+                    Ok(Some(staged))
+                }
                 Ok(Reclaimed::Changed) => Ok(None),
                 Err(error) => Err(error),
             },

@@ -173,6 +173,14 @@ fn a11_a_zero_byte_lease_is_nobodys_once_it_is_not_young() {
     );
     scene.put("", HOUR);
     assert!(matches!(status(&scene.session), Status::Damaged));
+    let lease = acquire(&scene.session, &chat()).expect("the lease is taken");
+    let replaced = lease.replaced().expect("it was there");
+    assert_eq!((&replaced.record, replaced.proof), (&None, Dead::Damaged));
+    assert_eq!(
+        replaced.to_string(),
+        "took the place of a lease of nobody: the file is damaged and nobody is writing it"
+    );
+    drop(lease);
     takes(&scene);
 }
 

@@ -3,7 +3,7 @@
 use crate::child::{Other, command, with_faults};
 use crate::support::{Live, Scene, iso_ago, wait_until};
 use ade_leases::lease::{
-    AcquireError, Moment, Request, Seam, Standing, Step, Watch, acquire, acquire_with,
+    AcquireError, Lease, Moment, Request, Seam, Standing, Step, Watch, acquire, acquire_with,
 };
 use ade_leases::record::OwnerKind;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -170,6 +170,16 @@ fn a16_several_processes_without_links_and_exchanges_exclude_each_other() {
     assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
 }
 
+/// Systems give a user few of them, and other programs may have them all.
+fn watch_with_descriptor(lease: &Lease) -> Watch {
+    let mut found = None;
+    wait_until("a watcher can be had", || {
+        found = Some(Watch::new(lease)).filter(|watch| watch.descriptor().is_some());
+        found.is_some()
+    });
+    found.expect("it was had")
+}
+
 fn readable(watch: &Watch) -> bool {
     let fd = watch.descriptor().expect("inotify").as_fd();
     let mut polled = [PollFd::new(fd, PollFlags::POLLIN)];
@@ -194,7 +204,7 @@ fn the_holder_notices_that_its_lease_is_gone_or_foreign() {
     ] {
         let scene = Scene::new();
         let lease = acquire(&scene.session, &waiting(LONG)).expect("taken");
-        let watch = Watch::new(&lease);
+        let watch = watch_with_descriptor(&lease);
         assert_eq!(watch.check(&lease).expect("a look"), Standing::Ours);
         assert!(!readable(&watch));
         // What happens beside it wakes nobody.
@@ -211,7 +221,7 @@ fn the_holder_notices_that_its_lease_is_gone_or_foreign() {
 fn a_watch_follows_a_lease_that_was_put_back_as_a_new_file() {
     let scene = Scene::new();
     let lease = acquire(&scene.session, &waiting(LONG)).expect("taken");
-    let watch = Watch::new(&lease);
+    let watch = watch_with_descriptor(&lease);
     let text = fs::read_to_string(scene.lease()).expect("a lease");
     fs::remove_file(scene.lease()).expect("taken away");
     fs::write(scene.lease(), text).expect("put back");
