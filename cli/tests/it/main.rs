@@ -1,5 +1,7 @@
 //! The executable as people and scripts meet it.
 
+#![expect(clippy::disallowed_methods, reason = "tests end their own processes")]
+
 mod help;
 mod leases;
 mod support;
