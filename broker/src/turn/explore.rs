@@ -59,7 +59,12 @@ impl Ledger {
             Effect::Finish { turn, status, .. } => {
                 assert_ne!(*status, TurnStatus::Started);
                 let message = self.of(turn);
-                assert!(message.begun, "a turn ended that had not begun");
+                // What cannot be written down fails also before it began.
+                let unwritten = *status == TurnStatus::Failed && !message.on_disk;
+                assert!(
+                    message.begun || unwritten,
+                    "a turn ended that had not begun"
+                );
                 message.ends += 1;
             }
             Effect::Drop { turn, .. } => {
@@ -127,11 +132,21 @@ enum Letter {
     PutAway,
     Moment,
     Deadline,
+    /// Nothing can be written down any more.
+    Unrecordable,
+    /// The worker that is taken over never got the message.
+    NeverSent,
+    /// It has it, and nothing of it was seen.
+    Unseen,
+    /// It has it, and it streams.
+    Seen,
+    /// It cannot be taken over.
+    TakeoverFailed,
     /// Frames of the worker before, and of another turn.
     Stale,
 }
 
-const ALPHABET: [Letter; 21] = [
+const ALPHABET: [Letter; 26] = [
     Letter::Send,
     Letter::Steer,
     Letter::Replace,
@@ -152,6 +167,11 @@ const ALPHABET: [Letter; 21] = [
     Letter::PutAway,
     Letter::Moment,
     Letter::Deadline,
+    Letter::Unrecordable,
+    Letter::NeverSent,
+    Letter::Unseen,
+    Letter::Seen,
+    Letter::TakeoverFailed,
     Letter::Stale,
 ];
 
@@ -175,6 +195,24 @@ impl World {
             generation: 0,
             given: 0,
         }
+    }
+
+    /// A broker that finds a turn of another one, which had sent it to `sends`
+    /// workers before the one that lives.
+    fn taking_over(sends: u8, resumable: bool) -> Self {
+        let mut world = Self::new();
+        let (turn, prompt) = world.message();
+        let message = world.ledger.of(&turn);
+        (message.begun, message.sends) = (true, sends);
+        let legacy = Legacy {
+            sends,
+            resumable,
+            noted: !resumable,
+            left: Duration::from_secs(30),
+        };
+        let timing = Timing::new(FIRST_EVENT);
+        world.machine = Machine::attaching(timing, (turn, prompt), legacy);
+        world
     }
 
     fn on(&mut self, input: Input) {
@@ -270,7 +308,40 @@ impl World {
             Letter::PutAway => self.on(Input::PutAway),
             Letter::Moment => self.pass(8),
             Letter::Deadline => self.pass(90),
+            Letter::Unrecordable => {
+                let failure = failed("state", ErrorCategory::Unknown);
+                self.on(Input::Unrecordable(failure));
+            }
+            Letter::NeverSent => self.adopted(Adopted::NeverSent),
+            Letter::Unseen => self.adopted(Adopted::Has {
+                seen: false,
+                card: false,
+            }),
+            Letter::Seen => self.adopted(Adopted::Has {
+                seen: true,
+                card: false,
+            }),
+            Letter::TakeoverFailed => {
+                if self.machine.state() == State::Attaching {
+                    let failure = failed("takeover", ErrorCategory::Exited);
+                    self.on(Input::TakeoverFailed(failure));
+                }
+            }
             Letter::Stale => self.stale(),
+        }
+    }
+
+    /// A worker of another broker is taken over.
+    fn adopted(&mut self, adopted: Adopted) {
+        let Some(turn) = self.machine.turn().cloned() else {
+            return;
+        };
+        if self.machine.state() == State::Attaching {
+            if matches!(adopted, Adopted::Has { .. }) {
+                self.ledger.of(&turn).sends += 1;
+            }
+            self.generation += 1;
+            self.on(Input::Adopted(Generation(self.generation), adopted));
         }
     }
 
@@ -338,6 +409,7 @@ impl World {
     /// Whatever happened, everything ends when the worker does its part.
     fn finish(mut self) {
         for _ in 0..6 * (MAX_QUEUE + 4) {
+            self.step(Letter::TakeoverFailed);
             self.step(Letter::Ready);
             self.ended(completed());
             self.pass(1_000);
@@ -355,9 +427,9 @@ impl World {
 }
 
 /// Runs every sequence of letters up to this length.
-fn explore(alphabet: &[Letter], length: u32) {
+fn explore(first: World, alphabet: &[Letter], length: u32) {
     // Each world with the number of sequences that lead to it.
-    let mut level: HashMap<World, u64> = HashMap::from([(World::new(), 1)]);
+    let mut level: HashMap<World, u64> = HashMap::from([(first, 1)]);
     let mut sequences = 0_u64;
     for _ in 0..length {
         let mut deeper: HashMap<World, u64> = HashMap::new();
@@ -387,7 +459,14 @@ fn explore(alphabet: &[Letter], length: u32) {
 
 #[test]
 fn every_interleaving_of_seven_inputs_keeps_the_invariants() {
-    explore(&ALPHABET, 7);
+    explore(World::new(), &ALPHABET, 7);
+}
+
+#[test]
+fn every_interleaving_after_a_takeover_keeps_the_invariants() {
+    for (sends, resumable) in [(0, false), (0, true), (1, false), (1, true)] {
+        explore(World::taking_over(sends, resumable), &ALPHABET, 6);
+    }
 }
 
 proptest! {
