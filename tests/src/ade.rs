@@ -449,12 +449,18 @@ impl Drop for Ade {
             if !panicking {
                 wait_within("the broker ends at the end of the test", PATIENCE, gone);
             }
-        } else {
-            let _ = self
-                .command(&["stop"])
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .status();
+        } else if !panicking {
+            // On a very busy machine a broker may not answer in the time that
+            // the command gives it.
+            wait_within("`ade stop` works", PATIENCE, || {
+                let stopped = self.run(&["stop"]);
+                let over = stopped.status.success() || self.processes().is_empty();
+                if !over {
+                    let said = String::from_utf8_lossy(&stopped.stderr);
+                    report(&format!("ade stop: {} {said}", stopped.status));
+                }
+                over.then_some(())
+            });
         }
         if panicking {
             for identity in self.processes() {

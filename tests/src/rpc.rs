@@ -220,18 +220,22 @@ pub struct Deaf {
 }
 
 impl Deaf {
-    /// Connects, initializes and subscribes to one session.
+    /// Connects, initializes and subscribes to one session: from an event on, or
+    /// to what comes from now on.
     ///
     /// # Panics
     /// When the broker refuses.
     #[must_use]
     #[track_caller]
-    pub fn subscribe(socket: &Path, session: &str, after: u64) -> Self {
+    pub fn subscribe(socket: &Path, session: &str, after: Option<u64>) -> Self {
         let stream = UnixStream::connect(socket).expect("a connection");
         let mut deaf = Self { stream, next_id: 1 };
         let hello = json!({"protocolVersion": 2, "clientName": "deaf"});
         deaf.request("ade/initialize", &hello);
-        let wanted = json!({"sessionId": session, "afterSequence": after});
+        let mut wanted = json!({"sessionId": session});
+        if let Some(after) = after {
+            wanted["afterSequence"] = json!(after);
+        }
         deaf.request("ade/events/subscribe", &wanted);
         deaf
     }

@@ -549,7 +549,7 @@ fn h14_sigterm_has_an_end_whatever_the_clients_and_agents_do() {
     let card = watch.card();
     // A client that never reads, with more to read than fits on the way.
     let flood = chat(&ade, &mut rpc, 60_000);
-    let deaf = Deaf::subscribe(&ade.socket(), &flood, 0);
+    let deaf = Deaf::subscribe(&ade.socket(), &flood, None);
     let (_, after) = ade.send(&mut rpc, &flood, "!events 2000 4000\n!hang");
     rpc.subscribe(&flood, after);
     let mut seen = 0;
