@@ -1,5 +1,7 @@
 //! Sweeping what a dead broker left.
 
+#![expect(clippy::disallowed_methods, reason = "tests end their own processes")]
+
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};

@@ -106,6 +106,10 @@ pub(crate) struct Host {
 impl Host {
     /// Starts a host. Must be called on the thread that lives as long as this
     /// process: the host's parent-death signal follows that thread.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the host is reaped here, and strangers by pid"
+    )]
     pub(crate) fn start(
         command: &HostCommand,
         provider: &str,

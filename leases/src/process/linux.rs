@@ -52,6 +52,10 @@ fn proc_is_ours() -> bool {
     if pid == own { ours } else { check() }
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "no signal is sent: it only asks whether the pid is in use"
+)]
 pub(crate) fn look(pid: Pid) -> Look {
     if proc_is_ours() {
         match stat(&pid.to_string()) {
@@ -197,6 +201,7 @@ pub(super) fn pidfd(identity: &ProcessIdentity) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Sends through a pidfd, which can't reach a successor. `false`: it is gone.
+#[expect(clippy::disallowed_methods, reason = "this is where signals are sent")]
 pub(super) fn send_to_process(
     identity: &ProcessIdentity,
     signal: nix::sys::signal::Signal,

@@ -117,6 +117,7 @@ fn to_process(identity: &ProcessIdentity, signal: Signal) -> Result<Sent, Signal
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "this is where signals are sent")]
 fn to_group(leader: &ProcessIdentity, signal: Signal) -> Result<Sent, SignalError> {
     const WHAT: &str = "process group";
     let pid = leader.pid;

@@ -68,6 +68,10 @@ fn put(frame: &Value) {
     let _ = writeln!(out, "{frame}").and_then(|()| out.flush());
 }
 
+fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 fn say(turn: &str, text: &str) {
     let event = json!({"type": "text", "messageId": "msg_1", "text": text});
     let frame = json!({"protocolVersion": 2, "type": "sdk_event", "turnId": turn, "event": event});
@@ -170,7 +174,7 @@ impl Agent {
                 let _ = out.flush();
                 end(0);
             }
-            "stderr" => eprintln!("{rest}"),
+            "stderr" => complain(rest),
             "child" => {
                 let child = Command::new("sleep").arg(rest).stdin(Stdio::null()).spawn();
                 say(turn, &format!("child {}\n", child.expect("a child").id()));
@@ -204,7 +208,7 @@ impl Agent {
                 let report = json!({"args": args, "env": env, "pid": std::process::id()});
                 let _ = std::fs::write(rest, report.to_string());
             }
-            other => eprintln!("there is no step {other}"),
+            other => complain(&format!("there is no step {other}")),
         }
     }
 }

@@ -48,6 +48,7 @@ pub(crate) fn runs(pid: i32) -> bool {
     state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
+#[expect(clippy::disallowed_methods, reason = "processes of the test itself")]
 pub(crate) fn signal(pid: i32, signal: nix::sys::signal::Signal) {
     assert!(pid > 1);
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).expect("a signal");
@@ -452,6 +453,7 @@ impl Rig {
 }
 
 impl Drop for Rig {
+    #[expect(clippy::disallowed_methods, reason = "a process of the test itself")]
     fn drop(&mut self) {
         if self.status.is_none() {
             let _ = self.child.kill();

@@ -201,6 +201,7 @@ impl Stage {
         alive
     }
 
+    #[expect(clippy::disallowed_methods, reason = "our own child, not reaped yet")]
     fn end_by_force(&mut self) {
         self.remember_processes(&[]);
         if let Ok(Some(identity)) = ProcessIdentity::of(self.pid) {
