@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -412,6 +413,13 @@ impl Ade {
             .collect()
     }
 
+    /// Kills what a failed test would leave to the machine.
+    fn kill_all(&self) {
+        for identity in self.processes() {
+            let _ = process::signal(&Target::Process(identity), Signal::SIGKILL);
+        }
+    }
+
     /// Files of ours below ADE_HOME's `run` and beside session files that
     /// should not be there when nothing runs.
     #[must_use]
@@ -463,9 +471,7 @@ impl Drop for Ade {
             });
         }
         if panicking {
-            for identity in self.processes() {
-                let _ = process::signal(&Target::Process(identity), Signal::SIGKILL);
-            }
+            self.kill_all();
             let mut said = String::new();
             for name in ["serve.err", "home/logs/serve.err"] {
                 if let Ok(mut file) = fs::File::open(self.root.path().join(name)) {
@@ -476,7 +482,11 @@ impl Drop for Ade {
                 report(&format!("the broker said:\n{said}"));
             }
         } else {
-            self.wait_empty(Duration::from_secs(10));
+            let empty = || self.wait_empty(Duration::from_secs(10));
+            if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(empty)) {
+                self.kill_all();
+                std::panic::resume_unwind(panic);
+            }
         }
     }
 }
