@@ -360,7 +360,6 @@ fn a_release_finds_what_was_moved_in_the_middle() {
 /// A lease that was moved aside and put back as a copy; who did it died before
 /// it removed the claim.
 #[test]
-#[ignore = "not done yet by the library"]
 fn a_release_finds_the_claim_beside_a_copy() {
     let (dir, session, seam) = disturbed((Step::Unguard, Moment::After), |files| {
         let claim = files.beside_it(".reclaim-");
