@@ -59,14 +59,14 @@ pub async fn close(
             .await?;
     }
     let files = state.run(crate::state::State::sessions).await?;
-    let files: Vec<String> = files
+    let files: Vec<std::path::PathBuf> = files
         .into_iter()
         .filter(|row| taken_over.generation(&row.session_id).is_none())
-        .filter_map(|row| row.session_file)
+        .filter_map(|row| crate::providers::session_file(home, &row))
         .collect();
     let freed = tokio::task::spawn_blocking(move || {
         for file in &files {
-            crate::session::free_lease(std::path::Path::new(file));
+            crate::session::free_lease(file);
         }
     });
     if let Err(error) = freed.await {

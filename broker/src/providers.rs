@@ -387,6 +387,24 @@ fn init_for(row: &SessionRow, store: Store) -> Init {
     }
 }
 
+/// The session file of a chat, as far as it is known: what a worker said, or
+/// where the scripted host will keep it. Of Pi's nothing is known before its
+/// host has said it.
+#[must_use]
+pub fn session_file(home: &Home, row: &SessionRow) -> Option<PathBuf> {
+    let planned = || {
+        let scripted = row.provider == "scripted";
+        scripted.then(|| {
+            home.scripted_store()
+                .join(format!("{}.jsonl", row.session_id))
+        })
+    };
+    row.session_file
+        .as_ref()
+        .map(PathBuf::from)
+        .or_else(planned)
+}
+
 /// Which session the host opens. A file that exists is resumed, and so is one
 /// that must exist, so that its loss is an error and not a silent fresh start.
 /// A file that was only planned, because nothing was said before its worker

@@ -27,9 +27,19 @@ struct Size {
 fn main() {
     let short = std::env::args().any(|arg| arg == "--test") || cfg!(debug_assertions);
     let size = if short {
-        Size { starts: 3, sessions: 5, events: 2_000, pi_starts: 0 }
+        Size {
+            starts: 3,
+            sessions: 5,
+            events: 2_000,
+            pi_starts: 0,
+        }
     } else {
-        Size { starts: 40, sessions: 200, events: 400_000, pi_starts: 5 }
+        Size {
+            starts: 40,
+            sessions: 200,
+            events: 400_000,
+            pi_starts: 5,
+        }
     };
     let mut out = Table::default();
     let floor = floor(size.starts);
@@ -37,7 +47,14 @@ fn main() {
     starts(&size, floor, &mut out);
     memory(&size, &mut out);
     events(&size, 200, &mut out);
-    events(&Size { events: size.events / 8, ..size }, 4096, &mut out);
+    events(
+        &Size {
+            events: size.events / 8,
+            ..size
+        },
+        4096,
+        &mut out,
+    );
     if size.pi_starts > 0 {
         pi(&size, &mut out);
     }
@@ -58,7 +75,9 @@ impl Table {
             text.push_str(&format!("{what:<58} {value:>12}  {beside}\n"));
         }
         // The one place of a bench that speaks to people.
-        std::io::stdout().write_all(text.as_bytes()).expect("standard output");
+        std::io::stdout()
+            .write_all(text.as_bytes())
+            .expect("standard output");
     }
 }
 
@@ -114,10 +133,25 @@ fn starts(size: &Size, floor: Duration, out: &mut Table) {
     }
     let (cold, warm) = (median(cold), median(warm));
     let ready = cold.saturating_sub(warm);
-    out.row("scripted: message to first text, worker running", ms(warm), "");
-    out.row("scripted: message to first text, worker started for it", ms(cold), "");
-    let beside = format!("{} the process floor (two processes, lease, handshake)", ratio(ready, floor));
-    out.row("scripted: spawn to ready (the difference)", ms(ready), &beside);
+    out.row(
+        "scripted: message to first text, worker running",
+        ms(warm),
+        "",
+    );
+    out.row(
+        "scripted: message to first text, worker started for it",
+        ms(cold),
+        "",
+    );
+    let beside = format!(
+        "{} the process floor (two processes, lease, handshake)",
+        ratio(ready, floor)
+    );
+    out.row(
+        "scripted: spawn to ready (the difference)",
+        ms(ready),
+        &beside,
+    );
     ade.stop_broker();
 }
 
@@ -129,8 +163,9 @@ fn memory(size: &Size, out: &mut Table) {
     let lane = ade.lane("a");
     let mut rpc = ade.rpc();
     let start = Instant::now();
-    let sessions: Vec<String> =
-        (0..size.sessions).map(|_| ade.chat(&mut rpc, "scripted", &lane, json!({}))).collect();
+    let sessions: Vec<String> = (0..size.sessions)
+        .map(|_| ade.chat(&mut rpc, "scripted", &lane, json!({})))
+        .collect();
     let mut turns = Vec::new();
     for session in &sessions {
         rpc.subscribe(session, 0);
@@ -141,7 +176,11 @@ fn memory(size: &Size, out: &mut Table) {
     }
     let all = start.elapsed();
     let count = sessions.len();
-    out.row(&format!("{count} scripted sessions: made, started, answered"), ms(all), "");
+    out.row(
+        &format!("{count} scripted sessions: made, started, answered"),
+        ms(all),
+        "",
+    );
     let worker = ade.session(&sessions[0]);
     let pid = |name: &str| i32::try_from(worker[name].as_i64().expect("a pid")).expect("a pid");
     let (worker, host) = (pss_kib(pid("workerPid")), pss_kib(pid("hostPid")));
@@ -151,24 +190,41 @@ fn memory(size: &Size, out: &mut Table) {
     out.row("broker, Pss, no session", format!("{before} KiB"), "");
     let slope = (after.saturating_sub(before)) as f64 / count as f64;
     let beside = format!("{slope:.0} KiB a session; goal: 64");
-    out.row(&format!("broker, Pss, {count} sessions"), format!("{after} KiB"), &beside);
+    out.row(
+        &format!("broker, Pss, {count} sessions"),
+        format!("{after} KiB"),
+        &beside,
+    );
     let start = Instant::now();
     ade.stop_broker();
-    out.row(&format!("stop of {count} live sessions and the broker"), ms(start.elapsed()), "");
+    out.row(
+        &format!("stop of {count} live sessions and the broker"),
+        ms(start.elapsed()),
+        "",
+    );
 }
 
 /// Proportional set size of a process in KiB.
 fn pss_kib(pid: i32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("smaps_rollup");
-    let line = text.lines().find(|line| line.starts_with("Pss:")).expect("Pss");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("Pss:"))
+        .expect("Pss");
+    line.split_whitespace()
+        .nth(1)
+        .and_then(|kib| kib.parse().ok())
+        .expect("a number")
 }
 
 /// Processor time of a process so far.
 fn cpu(pid: i32) -> Duration {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).expect("stat");
-    let fields: Vec<&str> = text[text.rfind(')').expect("a name") + 2..].split(' ').collect();
-    let ticks: u64 = fields[11].parse::<u64>().unwrap_or(0) + fields[12].parse::<u64>().unwrap_or(0);
+    let fields: Vec<&str> = text[text.rfind(')').expect("a name") + 2..]
+        .split(' ')
+        .collect();
+    let ticks: u64 =
+        fields[11].parse::<u64>().unwrap_or(0) + fields[12].parse::<u64>().unwrap_or(0);
     // USER_HZ is 100 on every Linux that this runs on.
     Duration::from_millis(ticks * 10)
 }
@@ -185,21 +241,28 @@ fn events(size: &Size, bytes: usize, out: &mut Table) {
     let mut reader = Reader::subscribe(&ade, &session);
     let before = (cpu(ade.broker_pid()), cpu(worker));
     let start = Instant::now();
-    ade.send(&mut rpc, &session, &format!("!events {} {bytes}", size.events));
+    ade.send(
+        &mut rpc,
+        &session,
+        &format!("!events {} {bytes}", size.events),
+    );
     let count = reader.until_done();
     let taken = start.elapsed();
     let after = (cpu(ade.broker_pid()), cpu(worker));
     let rate = count as f64 / taken.as_secs_f64();
     out.row(
         &format!("{bytes}-byte events, host to worker to broker to client"),
-        format!("{:.0} /s", rate),
+        format!("{rate:.0} /s"),
         &format!("{count} events in {}", ms(taken)),
     );
     let each = |a: Duration, b: Duration| (b - a).as_secs_f64() * 1e6 / count as f64;
     out.row(
         "  processor time an event",
         format!("{:.2} us", each(before.0, after.0)),
-        &format!("broker, transcript written; worker {:.2} us", each(before.1, after.1)),
+        &format!(
+            "broker, transcript written; worker {:.2} us",
+            each(before.1, after.1)
+        ),
     );
     ade.stop_broker();
 }
@@ -211,15 +274,25 @@ struct Reader(BufReader<UnixStream>);
 impl Reader {
     fn subscribe(ade: &Ade, session: &str) -> Self {
         let mut stream = UnixStream::connect(ade.socket()).expect("the broker");
-        let after = ade.session(session)["lastSequence"].as_u64().expect("a sequence");
+        let after = ade.session(session)["lastSequence"]
+            .as_u64()
+            .expect("a sequence");
         let hello = json!({"jsonrpc": "2.0", "id": 1, "method": "ade/initialize",
             "params": {"protocolVersion": 2, "clientName": "bench"}});
         let subscribe = json!({"jsonrpc": "2.0", "id": 2, "method": "ade/events/subscribe",
             "params": {"sessionId": session, "afterSequence": after}});
-        let mut reader = Self(BufReader::with_capacity(1 << 20, stream.try_clone().expect("it")));
+        let mut reader = Self(BufReader::with_capacity(
+            1 << 20,
+            stream.try_clone().expect("it"),
+        ));
         for line in [hello, subscribe] {
-            stream.write_all(format!("{line}\n").as_bytes()).expect("a request");
-            reader.0.read_until(b'\n', &mut Vec::new()).expect("an answer");
+            stream
+                .write_all(format!("{line}\n").as_bytes())
+                .expect("a request");
+            reader
+                .0
+                .read_until(b'\n', &mut Vec::new())
+                .expect("an answer");
         }
         reader
     }
@@ -257,7 +330,15 @@ fn pi(size: &Size, out: &mut Table) {
     let warm = median(warm);
     out.row("Pi: message to first text, worker running", ms(warm), "");
     out.row("Pi: the same, worker started for it", ms(cold), "");
-    out.row("Pi: the same, the very first", ms(first), "files may not be in the page cache");
-    out.row("Pi: spawn to ready and first prompt (the difference)", ms(cold - warm), "");
+    out.row(
+        "Pi: the same, the very first",
+        ms(first),
+        "files may not be in the page cache",
+    );
+    out.row(
+        "Pi: spawn to ready and first prompt (the difference)",
+        ms(cold - warm),
+        "",
+    );
     ade.stop_broker();
 }

@@ -147,7 +147,7 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
         }
         Err(failure) => {
             let timing = shared.config.worker_timing(&row.provider);
-            let file = row.session_file.as_deref();
+            let file = crate::providers::session_file(&shared.home, &row);
             Escort::new(&shared, process, timing, place, file)
                 .depart()
                 .await;

@@ -69,14 +69,14 @@ impl Escort {
         process: Process,
         timing: WorkerTiming,
         place: Place,
-        session_file: Option<&str>,
+        session_file: Option<PathBuf>,
     ) -> Self {
         Self {
             shared: Arc::clone(shared),
             process,
             timing,
             place,
-            session_file: session_file.map(PathBuf::from),
+            session_file,
         }
     }
 

@@ -120,7 +120,7 @@ pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
                 process,
                 timing,
                 place,
-                plan.row.session_file.as_deref(),
+                crate::providers::session_file(&plan.shared.home, &plan.row),
             )
             .depart()
             .await;

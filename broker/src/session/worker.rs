@@ -927,7 +927,7 @@ impl Actor {
             process,
             timing,
             place,
-            self.row.session_file.as_deref(),
+            crate::providers::session_file(&self.shared.home, &self.row),
         );
         let tx = self.tx.clone();
         tokio::spawn(async move {
