@@ -480,3 +480,35 @@ fn a_client_sees_one_stream_over_a_broker_that_is_killed() {
     assert_eq!(text.trim(), words(300).trim(), "{said}");
     let _ = ade.checked_transcript(&chat);
 }
+
+#[test]
+fn a_newer_executable_takes_over_the_workers_of_the_old_one() {
+    let (mut ade, mut rpc) = started("");
+    let chat = chat(&ade, &mut rpc, 60_000);
+    let (turn, _) = ade.send(&mut rpc, &chat, "!words 200 10");
+    ade.wait_transcript(&chat, "words", |lines| has_said(lines, &turn, 20));
+    let worker = ade.session(&chat)["workerPid"].clone();
+    let newer = ade.root().join("ade");
+    std::fs::copy(ade_tests::ade::executable(), &newer).expect("a copy");
+    ade.kill_broker();
+    ade.serve_with(|serve| {
+        let mut command = std::process::Command::new(&newer);
+        command.args(serve.get_args());
+        for (name, value) in serve.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.current_dir(serve.get_current_dir().expect("a folder"));
+        command
+    });
+    nothing_happened(&ade, &chat, &turn, &words(200));
+    assert_eq!(ade.session(&chat)["workerPid"], worker);
+    // The next worker is of the new executable.
+    ade.rpc().call("chat.stop", json!({"sessionId": chat}));
+    goes_on(&ade, &chat, 2);
+    let pid = ade.session(&chat)["workerPid"].as_i64().expect("a pid");
+    let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("a program");
+    assert_eq!(exe, std::fs::canonicalize(&newer).expect("a path"));
+}

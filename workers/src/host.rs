@@ -46,8 +46,9 @@ const URGENT_WRITE_LIMIT: Duration = Duration::from_secs(2);
 const READ: usize = 64 * 1024;
 
 /// How long a dead host's pipes are listened to while somebody else keeps them
-/// open. What the host itself wrote is there already.
-const DRAIN_QUIET: Duration = Duration::from_millis(50);
+/// open. What the host itself wrote is there already; the time is only for our
+/// own runtime to notice.
+const DRAIN_QUIET: Duration = Duration::from_millis(10);
 
 /// How long in all, against a grandchild that writes without end.
 const DRAIN_LIMIT: Duration = Duration::from_millis(500);
