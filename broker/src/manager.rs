@@ -16,10 +16,17 @@ use crate::shared::Shared;
 use crate::state::SessionRow;
 use crate::takeover::Takeover;
 
+#[derive(Default)]
+struct Sessions {
+    by_id: BTreeMap<SessionId, Session>,
+    /// The broker ends: none is added any more.
+    closed: bool,
+}
+
 /// All sessions.
 pub struct Manager {
     shared: Arc<Shared>,
-    sessions: RwLock<BTreeMap<SessionId, Session>>,
+    sessions: RwLock<Sessions>,
 }
 
 /// An error of `state.db` for a client.
@@ -43,12 +50,12 @@ impl Manager {
         mut takeover: Takeover,
     ) -> Result<Self, crate::state::StateError> {
         let rows = shared.state.run(crate::state::State::sessions).await?;
-        let mut sessions = BTreeMap::new();
+        let mut sessions = Sessions::default();
         for row in rows {
             let id = row.session_id.clone();
             let legacy = takeover.legacies.remove(&id);
             match Session::start(&shared, row, legacy) {
-                Ok(session) => drop(sessions.insert(id, session)),
+                Ok(session) => drop(sessions.by_id.insert(id, session)),
                 Err(error) => tracing::error!(session = %id, %error, "a session is left out"),
             }
         }
@@ -92,11 +99,18 @@ impl Manager {
             .await
             .map_err(|error| state_error(&error))?;
         let info = session.view().info.clone();
-        self.sessions
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(id, session);
-        Ok(info)
+        {
+            let mut sessions = self
+                .sessions
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            if !sessions.closed {
+                sessions.by_id.insert(id, session);
+                return Ok(info);
+            }
+        }
+        // Its row stays: the next broker knows the chat.
+        Err(crate::session::closed())
     }
 
     async fn check_provider(&self, provider: &str) -> Result<(), RpcError> {
@@ -129,6 +143,7 @@ impl Manager {
         self.sessions
             .read()
             .unwrap_or_else(PoisonError::into_inner)
+            .by_id
             .get(id)
             .cloned()
             .ok_or_else(|| {
@@ -143,6 +158,7 @@ impl Manager {
         self.sessions
             .read()
             .unwrap_or_else(PoisonError::into_inner)
+            .by_id
             .values()
             .cloned()
             .collect()
@@ -216,7 +232,7 @@ impl Manager {
     /// # Errors
     /// When there is none of that name or nothing can be written.
     pub async fn delete(&self, id: &SessionId) -> Result<(), RpcError> {
-        self.session(id)?.stop().await;
+        self.session(id)?.close().await;
         let gone = id.clone();
         self.shared
             .state
@@ -226,6 +242,7 @@ impl Manager {
         self.sessions
             .write()
             .unwrap_or_else(PoisonError::into_inner)
+            .by_id
             .remove(id);
         self.shared.hub.forget(id);
         let path = self.shared.home.transcript(id);
@@ -246,10 +263,19 @@ impl Manager {
     }
 
     /// Ends every turn, queue and worker; returns when all trees are dead.
+    /// Nothing new is taken from now on.
     pub async fn stop_all(&self) {
         let mut stops = tokio::task::JoinSet::new();
-        for session in self.all() {
-            stops.spawn(async move { session.stop().await });
+        let all: Vec<Session> = {
+            let mut sessions = self
+                .sessions
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            sessions.closed = true;
+            sessions.by_id.values().cloned().collect()
+        };
+        for session in all {
+            stops.spawn(async move { session.close().await });
         }
         while stops.join_next().await.is_some() {}
     }

@@ -323,7 +323,10 @@ impl Broker {
         tokio::select! {
             _ = &mut stopping => {}
             () = hurry => tracing::warn!("a second signal: not every session was waited for"),
-            () = tokio::time::sleep(STOP_BOUND) => tracing::error!("some sessions did not stop"),
+            () = tokio::time::sleep(STOP_BOUND) => {
+                tracing::error!("some sessions did not stop: their workers are ended");
+                hurry_workers(&self.manager.shared().home).await;
+            }
             () = welcome => {}
         }
         Ok(())

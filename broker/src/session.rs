@@ -75,7 +75,11 @@ pub(crate) enum Command {
         reply: Reply<Aborted>,
     },
     /// End the turn, the queue and the worker. Answered when the tree is dead.
-    Stop { reply: oneshot::Sender<()> },
+    Stop {
+        /// No message is taken any more.
+        last: bool,
+        reply: oneshot::Sender<()>,
+    },
     /// Let go of the worker without ending it: another broker takes over.
     Detach { reply: oneshot::Sender<()> },
     /// Clear a used-up start budget.
@@ -214,10 +218,29 @@ impl Session {
 
     /// Ends the turn, the queue and the worker; returns when the tree is dead.
     pub async fn stop(&self) {
+        self.end(false).await;
+    }
+
+    /// The same, and no message is taken any more: the chat is to be deleted or
+    /// the broker ends.
+    pub async fn close(&self) {
+        self.end(true).await;
+    }
+
+    async fn end(&self, last: bool) {
         let (reply, stopped) = oneshot::channel();
-        if self.tx.send(Command::Stop { reply }).await.is_ok() {
+        if self.tx.send(Command::Stop { last, reply }).await.is_ok() {
             // An actor that ended has no worker: its end is the answer too.
             drop(stopped.await);
         }
     }
+}
+
+/// What a message to a chat gets that takes none any more.
+pub(crate) fn closed() -> RpcError {
+    RpcError::failed(
+        "stopping",
+        ade_protocol::exit::FAILED,
+        "the chat is being deleted or the broker is stopping; nothing was sent",
+    )
 }

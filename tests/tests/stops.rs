@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixListener;
+use std::process::Stdio;
 use std::time::Instant;
 
 use ade_leases::process::Signal;
@@ -614,4 +615,73 @@ fn a_stopped_chat_answers_its_card_and_its_worker_is_away() {
         "card_gone"
     );
     goes_on(&ade, &chat, 2);
+}
+
+// ---- stops beside clients that go on
+
+/// A turn whose host ignores every polite word, so that a stop takes a while.
+const STUBBORN: &str = "!ignore-term\n!words 1000 50";
+
+#[test]
+fn a_stopping_broker_takes_nothing_new_and_leaves_nothing() {
+    let (mut ade, mut rpc) = started(SHORT_LADDER);
+    let talking = chat(&ade, &mut rpc, 60_000);
+    let (turn, after) = ade.send(&mut rpc, &talking, STUBBORN);
+    rpc.subscribe(&talking, after);
+    rpc.event("a word", |e| e["event"]["type"] == "text");
+    let mut other = ade.rpc();
+    let stop = ade
+        .command(&["stop"])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("ade stop");
+    // Until it takes nothing any more, messages are queued behind the turn and
+    // end with it.
+    let message = json!({"sessionId": talking, "prompt": STUBBORN});
+    let mut taken = vec![turn];
+    let refusal = loop {
+        match other.try_call("chat.send", message.clone()) {
+            Ok(sent) => taken.push(sent["turnId"].as_str().unwrap().to_owned()),
+            Err(refusal) => break refusal,
+        }
+    };
+    if refusal.kind != "queue_full" {
+        assert_eq!(refusal.kind, "stopping", "{refusal:?}");
+        let lane = ade.lane("late");
+        let late = json!({"provider": "scripted", "lane": lane.display().to_string()});
+        let refusal = other.try_call("chat.create", late).unwrap_err();
+        assert_eq!(refusal.kind, "stopping", "{refusal:?}");
+    }
+    assert!(stop.wait_with_output().expect("ade stop").status.success());
+    ade.expect_broker_ended(0);
+    assert_eq!(ade.describe(), Vec::<String>::new());
+    let lines = ade.checked_transcript(&talking);
+    let mut ends: Vec<String> = dones(&lines).into_iter().map(|(turn, _)| turn).collect();
+    ends.sort();
+    taken.sort();
+    assert_eq!(ends, taken, "every message that was taken has one end");
+}
+
+#[test]
+fn a_stop_is_answered_although_a_message_comes_meanwhile() {
+    let (ade, mut rpc) = started(SHORT_LADDER);
+    let stubborn = chat(&ade, &mut rpc, 60_000);
+    let (_, after) = ade.send(&mut rpc, &stubborn, STUBBORN);
+    rpc.subscribe(&stubborn, after);
+    rpc.event("a word", |e| e["event"]["type"] == "text");
+    let before = pid(&ade.session(&stubborn), "workerPid");
+    std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| {
+            ade.rpc().call("chat.stop", json!({"sessionId": stubborn}));
+        });
+        wait_true("the stop has begun", || {
+            !ade.session(&stubborn)["stopStage"].is_null()
+        });
+        ade.send(&mut rpc, &stubborn, "and now?");
+        stopping.join().expect("an answer to the stop");
+    });
+    assert!(!is_alive(before));
+    rpc.event("the answer", |e| e["event"]["type"] == "text");
+    ade.rpc()
+        .call("chat.delete", json!({"sessionId": stubborn}));
 }

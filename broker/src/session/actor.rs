@@ -66,6 +66,8 @@ pub(super) struct Actor {
     /// For tasks that report back; weak, so that they don't keep the actor.
     pub(super) tx: mpsc::WeakSender<Command>,
     pub(super) stop_replies: Vec<oneshot::Sender<()>>,
+    /// No message is taken any more.
+    pub(super) closed: bool,
     pub(super) detach_replies: Vec<oneshot::Sender<()>>,
     /// Open cards of a broker that is gone, until the worker has told which
     /// are open still.
@@ -121,6 +123,7 @@ impl Actor {
             cancelled_starts: 0,
             tx,
             stop_replies: Vec::new(),
+            closed: false,
             detach_replies: Vec::new(),
             legacy_cards: Vec::new(),
             deferred: Vec::new(),
@@ -641,14 +644,19 @@ impl Actor {
     }
 
     fn answer_stops(&mut self) {
-        let busy = self.worker.is_some()
-            || self.starting.is_some()
-            || self.cancelled_starts > 0
+        // What was asked to end. A message that came since may have another
+        // worker by now, and whoever asked for the stop is not kept by that.
+        let ending = self.cancelled_starts > 0
             || self.departing.is_some()
-            || self.machine.state() != State::Idle;
-        if !busy {
+            || (self.worker.as_ref()).is_some_and(|worker| worker.leaving.is_some())
+            || self.machine.state() == State::Stopping;
+        let at_work =
+            self.worker.is_some() || self.starting.is_some() || self.machine.state() != State::Idle;
+        if !ending && !at_work {
             // A chat that rests keeps no descriptor.
             self.transcript.rest();
+        }
+        if !ending {
             for reply in self.stop_replies.drain(..) {
                 // Whoever asked may have left.
                 let _ = reply.send(());

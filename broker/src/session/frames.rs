@@ -44,7 +44,8 @@ impl Actor {
                 let aborted = self.abort(turn_id).await;
                 let _ = reply.send(Ok(aborted));
             }
-            Command::Stop { reply } => {
+            Command::Stop { last, reply } => {
+                self.closed |= last;
                 self.stop_replies.push(reply);
                 self.input(Input::Stop).await;
             }
@@ -93,6 +94,9 @@ impl Actor {
     }
 
     async fn send(&mut self, prompt: String, retry: bool) -> Result<Sent, RpcError> {
+        if self.closed {
+            return Err(super::closed());
+        }
         if retry {
             self.reset().await;
         }
@@ -125,6 +129,9 @@ impl Actor {
 
     /// Whether the chat may start workers at all.
     pub(super) fn may_start(&self) -> Result<(), RpcError> {
+        if self.closed {
+            return Err(super::closed());
+        }
         match &self.row.failed_reason {
             Some(reason) => {
                 let reason = reason.clone();

@@ -452,9 +452,10 @@ pub(super) fn refused(response: &Response) -> Failure {
         code::PROTOCOL_ERROR | code::FRAME_TOO_LONG => ErrorCategory::Protocol,
         code::TIMED_OUT => ErrorCategory::TimedOut,
         code::BUSY => ErrorCategory::Busy,
-        code::MODEL_NOT_FOUND | code::SESSION_NOT_FOUND | code::LANE_MISSING => {
-            ErrorCategory::NotFound
-        }
+        code::MODEL_NOT_FOUND
+        | code::SESSION_NOT_FOUND
+        | code::SESSION_CHANGED
+        | code::LANE_MISSING => ErrorCategory::NotFound,
         code::NO_MODEL => ErrorCategory::Auth,
         _ => crate::classify::classify(&message),
     };
