@@ -13,20 +13,57 @@ pub(crate) const DIR_MODE: u32 = 0o700;
 
 /// Makes a folder, and those above it that are missing, with mode 0700. A
 /// folder that exists is left as it is.
+///
+/// # Errors
+/// Also when something stands above it in which nothing can be made: a link to
+/// nowhere is named.
 pub(crate) fn make_private_dir(path: &Path) -> io::Result<()> {
+    match create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        made => return made,
+    }
+    if let Some(dangling) = path.ancestors().skip(1).find(|above| is_dangling(above)) {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            format!(
+                "{} cannot be made: {} is a link to nowhere; make what it names, or remove it",
+                path.display(),
+                dangling.display()
+            ),
+        ));
+    }
+    if let Some(parent) = path.parent()
+        && parent != Path::new("")
+        && !parent.exists()
+    {
+        make_private_dir(parent)?;
+    }
+    // Once only: where the folder above is there and yet nothing can be made in
+    // it, trying again would not end.
+    create_dir(path)
+}
+
+fn create_dir(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(DIR_MODE).create(path) {
         // The umask took bits away, perhaps even ours.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(DIR_MODE)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_dangling(path) => {
+            Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                format!(
+                    "{} is a link to nowhere; make what it names, or remove it",
+                    path.display()
+                ),
+            ))
+        }
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => match path.parent() {
-            Some(parent) if parent != path && parent != Path::new("") => {
-                make_private_dir(parent)?;
-                make_private_dir(path)
-            }
-            _ => Err(error),
-        },
         Err(error) => Err(error),
     }
+}
+
+/// A symbolic link whose target does not exist.
+fn is_dangling(path: &Path) -> bool {
+    path.is_symlink() && !path.exists()
 }
 
 /// Opens with `options` and makes the mode 0600, whatever the umask was and
@@ -72,5 +109,44 @@ pub(crate) fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_made_private_with_those_above() {
+        let base = tempfile::tempdir().expect("a folder");
+        let path = base.path().join("a/b/c");
+        make_private_dir(&path).expect("made");
+        make_private_dir(&path).expect("left as it is");
+        for made in ["a", "a/b", "a/b/c"] {
+            let mode = fs::metadata(base.path().join(made)).expect("there");
+            assert_eq!(mode.permissions().mode() & 0o777, DIR_MODE, "{made}");
+        }
+    }
+
+    #[test]
+    fn a_link_to_nowhere_is_an_error_that_names_it() {
+        let base = tempfile::tempdir().expect("a folder");
+        let link = base.path().join("link");
+        std::os::unix::fs::symlink(base.path().join("nowhere"), &link).expect("linked");
+        for path in [link.clone(), link.join("home"), link.join("home/run")] {
+            let error = make_private_dir(&path).expect_err("no place").to_string();
+            assert!(
+                error.contains(&format!("{} is a link to nowhere", link.display())),
+                "{error}"
+            );
+            assert!(error.contains(&path.display().to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn where_nothing_can_be_made_the_error_ends_it() {
+        let error = make_private_dir(Path::new("/proc/ade-nothing/here")).expect_err("no place");
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }
