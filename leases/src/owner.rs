@@ -97,7 +97,7 @@ pub enum OwnerError {
         source: io::Error,
     },
     /// A damaged file is not replaced unasked.
-    #[error("the owner file {path} is damaged ({damage}) and was kept; claim it by force if the session is yours", path = path.display())]
+    #[error("the owner file {path} is damaged ({damage}) and was kept; take it with `ade owner claim --force` if the session is yours", path = path.display())]
     Damaged {
         /// The owner file.
         path: PathBuf,
@@ -105,7 +105,7 @@ pub enum OwnerError {
         damage: Damage,
     },
     /// It belongs to somebody else.
-    #[error("the session of the owner file {path} belongs to {kind} {id}; fork it, or claim it by force", path = path.display(), id = printable(id))]
+    #[error("the session of the owner file {path} belongs to {kind} {id}; use that one, or take it with `ade owner claim --force`", path = path.display(), id = printable(id))]
     Owned {
         /// The owner file.
         path: PathBuf,

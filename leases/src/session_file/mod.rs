@@ -140,15 +140,15 @@ impl Report {
         if let Some((version, line)) = self.newest_version.filter(|(v, _)| *v > SESSION_VERSION) {
             stop.push(format!(
                 "line {line} says version {version} of the session format, and this program writes \
-                 version {SESSION_VERSION}; update it, or fork the session"
+                 version {SESSION_VERSION}; update it"
             ));
         }
         if self.header.is_none() && self.lines > 0 {
-            stop.push("the first line is no session header; fork the session".to_owned());
+            stop.push("the first line is no session header; start a new chat".to_owned());
         }
         if let Some(twice) = self.duplicate_ids.first() {
             stop.push(format!(
-                "lines {} and {} are different entries with the id {}; fork the session",
+                "lines {} and {} are different entries with the id {}; start a new chat",
                 twice.lines.0, twice.lines.1, twice.id
             ));
         }
