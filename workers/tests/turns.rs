@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
 
 use common::{Rig, TOKEN, runs};
@@ -395,4 +396,22 @@ async fn a_lost_lease_stops_the_host_at_once() {
         i32::try_from(ready["hostPid"].as_i64().unwrap()).unwrap()
     ));
     assert_eq!(rig.stages(), ["kill", "sweep"]);
+}
+
+#[tokio::test]
+async fn a_link_is_no_session_file_of_the_scripted_host() {
+    let mut rig = Rig::scripted();
+    let aside = rig.dir.path().join("aside");
+    std::fs::create_dir(rig.store()).unwrap();
+    std::fs::write(&aside, "").unwrap();
+    symlink(&aside, rig.session_file()).unwrap();
+    rig.attach(1, 0).await;
+    let init = rig.request("init", rig.init_body()).await;
+    let refused = rig.response(&init).await;
+    assert_eq!(refused["errorCode"], "session_invalid", "{refused}");
+    let message = refused["error"].as_str().unwrap();
+    assert!(message.contains("is a link"), "{message}");
+    rig.drain().await;
+    rig.exits_in_order();
+    assert_eq!(std::fs::read(&aside).unwrap(), b"");
 }

@@ -60,6 +60,7 @@ impl Store {
                 root.display()
             )));
         }
+        check_file(&path).map_err(invalid)?;
         let mut store = Self {
             id: choice
                 .session_id
@@ -183,6 +184,21 @@ impl Store {
         };
         file.write_all(format!("{entry}\n").as_bytes())
     }
+}
+
+/// A file that is there must be the session itself: what is written through a
+/// link may land outside of the store.
+fn check_file(path: &Path) -> Result<(), String> {
+    let what = match fs::symlink_metadata(path) {
+        Ok(found) if found.is_symlink() => "a link",
+        Ok(found) if !found.is_file() => "no regular file",
+        // What can't be looked at can't be read either, and is refused there.
+        Ok(_) | Err(_) => return Ok(()),
+    };
+    let path = path.display();
+    Err(format!(
+        "the session file {path} is {what}; put the session's own file there, or start a new chat"
+    ))
 }
 
 fn text_of(content: &Value) -> String {
