@@ -769,6 +769,8 @@ pub mod code {
     pub const DELIVERED_OUTCOME_UNKNOWN: &str = "delivered_outcome_unknown";
     /// The session that should be resumed is not there.
     pub const SESSION_NOT_FOUND: &str = "session_not_found";
+    /// The session file was deleted or replaced under a live worker.
+    pub const SESSION_CHANGED: &str = "session_changed";
     /// The request came before `init` or after the end.
     pub const NOT_READY: &str = "not_ready";
     /// The worker is stopping.

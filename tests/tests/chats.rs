@@ -8,6 +8,7 @@ use ade_leases::session_file;
 use ade_tests::ade::Ade;
 use ade_tests::rpc::text_of;
 use ade_tests::turns::{dones, ended, lease_file, of_turn, of_type, owner_file};
+use ade_tests::wait::wait_true;
 use serde_json::{Value, json};
 
 /// Text whose bytes are easily damaged on the way.
@@ -134,6 +135,40 @@ fn a_chat_goes_on_in_a_new_worker_with_its_file_and_context() {
     assert!(report.forks.is_empty(), "{report:?}");
     let _ = ade.checked_transcript(&chat);
     let _ = ade.checked_transcript(&other);
+}
+
+#[test]
+fn a_file_that_was_deleted_or_replaced_is_told_and_not_written() {
+    let ade = started();
+    let mut rpc = ade.rpc();
+    let lane = ade.lane("lane");
+    let aside = ade.root().join("aside");
+    for (replaced, what) in [(true, "replaced by a link"), (false, "was deleted")] {
+        let chat = ade.chat(&mut rpc, "scripted", &lane, json!({}));
+        ade.turn(&chat, "hello");
+        let file = ade.session_file(&chat);
+        fs::rename(&file, &aside).unwrap();
+        if replaced {
+            std::os::unix::fs::symlink(&aside, &file).unwrap();
+        }
+        let before = fs::read(&aside).unwrap();
+        let send = ["chat", "send", &chat, "--wait", "again"];
+        let (_, stderr) = ade.expect_code(1, &send);
+        let name = file.display().to_string();
+        for words in [name.as_str(), what, "start a new chat"] {
+            assert!(stderr.contains(words), "no {words:?} in {stderr}");
+        }
+        wait_true("the worker is gone", || {
+            ade.session(&chat)["workerPid"].is_null() && ade.is_free(&file)
+        });
+        // The next worker does not write either.
+        ade.expect_code(1, &send);
+        assert_eq!(fs::read(&aside).unwrap(), before);
+        // Put back, it goes on.
+        fs::rename(&aside, &file).unwrap();
+        let events = ade.turn(&chat, "!recall");
+        assert_eq!(text_of(&events), "hello");
+    }
 }
 
 #[test]

@@ -43,6 +43,14 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// Whether the agent may write to its session file for it while no turn runs.
+    pub(crate) fn writes(&self) -> bool {
+        matches!(
+            self,
+            Self::Send(_) | Self::FollowUp | Self::SetModel | Self::SetThinking | Self::Compact
+        )
+    }
+
     /// The frame's type.
     pub(crate) fn name(&self) -> &'static str {
         match self {

@@ -3,6 +3,7 @@
 mod common;
 
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{Rig, TOKEN, runs};
@@ -414,4 +415,77 @@ async fn a_link_is_no_session_file_of_the_scripted_host() {
     rig.drain().await;
     rig.exits_in_order();
     assert_eq!(std::fs::read(&aside).unwrap(), b"");
+}
+
+/// The refusal of a message after `change` was done to the idle session's file,
+/// which is moved to `aside` before; and what the worker does then.
+async fn refused_after(change: impl FnOnce(&Path, &Path), what: &str) -> Rig {
+    let mut rig = Rig::scripted();
+    let ready = rig.ready().await;
+    for turn in ["t1", "t2"] {
+        let end = rig.turn(turn, "hello").await;
+        assert_eq!(end["result"]["status"], "completed", "{end}");
+    }
+    let (file, aside) = (rig.session_file(), rig.dir.path().join("aside"));
+    std::fs::rename(&file, &aside).unwrap();
+    let before = std::fs::read(&aside).unwrap();
+    change(&file, &aside);
+    let end = rig.turn("t3", "hello").await;
+    assert_eq!(end["errorCode"], "session_changed", "{end}");
+    let message = end["error"].as_str().unwrap();
+    for words in [file.to_str().unwrap(), what, "start a new chat"] {
+        assert!(message.contains(words), "no {words:?} in {message}");
+    }
+    rig.drain().await;
+    assert_eq!(rig.exit().code(), Some(0));
+    assert_eq!(rig.stages(), ["kill", "sweep"]);
+    let host = i32::try_from(ready["hostPid"].as_i64().unwrap()).unwrap();
+    assert!(!runs(host));
+    assert!(!rig.lease_file().exists(), "the lease is free");
+    assert_eq!(
+        std::fs::read(&aside).unwrap(),
+        before,
+        "nothing was written"
+    );
+    rig
+}
+
+#[tokio::test]
+async fn a_session_file_that_became_a_link_is_not_written_through() {
+    let link = |file: &Path, aside: &Path| symlink(aside, file).unwrap();
+    let rig = refused_after(link, "replaced by a link").await;
+    assert!(rig.session_file().is_symlink());
+}
+
+#[tokio::test]
+async fn a_session_file_that_was_deleted_is_not_made_again() {
+    let rig = refused_after(|_, _| {}, "was deleted").await;
+    assert!(!rig.session_file().exists());
+}
+
+#[tokio::test]
+async fn a_session_file_that_was_exchanged_is_not_written() {
+    let copy = |file: &Path, aside: &Path| {
+        std::fs::copy(aside, file).unwrap();
+    };
+    let rig = refused_after(copy, "replaced by another file").await;
+    let same = std::fs::read(rig.dir.path().join("aside")).unwrap();
+    assert_eq!(std::fs::read(rig.session_file()).unwrap(), same);
+}
+
+#[tokio::test]
+async fn a_store_that_moved_behind_a_link_is_not_written() {
+    let mut rig = Rig::scripted();
+    rig.ready().await;
+    rig.turn("t1", "hello").await;
+    let moved = rig.dir.path().join("moved");
+    std::fs::rename(rig.store(), &moved).unwrap();
+    symlink(&moved, rig.store()).unwrap();
+    let model = rig
+        .request("set_model", json!({"modelRef": "scripted/parrot"}))
+        .await;
+    let refused = rig.response(&model).await;
+    assert_eq!(refused["errorCode"], "session_changed", "{refused}");
+    rig.drain().await;
+    assert_eq!(rig.exit().code(), Some(0));
 }

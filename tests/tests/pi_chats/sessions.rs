@@ -247,6 +247,35 @@ fn a_session_file_of_nobody_or_of_another_lane_is_refused() {
 }
 
 #[test]
+fn a_session_file_that_was_deleted_or_replaced_is_told_and_not_written() {
+    let pi = PiAde::serve();
+    let aside = pi.ade.root().join("aside");
+    for (replaced, what) in [(true, "replaced by a link"), (false, "was deleted")] {
+        let chat = pi.chat("lane", "fake/fake-echo", "full-auto");
+        pi.completed(&chat, "one");
+        let file = pi.ade.session_file(&chat);
+        fs::rename(&file, &aside).unwrap();
+        if replaced {
+            std::os::unix::fs::symlink(&aside, &file).unwrap();
+        }
+        let before = fs::read(&aside).unwrap();
+        let send = ["chat", "send", &chat, "--wait", "two"];
+        let (_, stderr) = pi.ade.expect_code(1, &send);
+        for words in [path(&file).as_str(), what, "start a new chat"] {
+            assert!(stderr.contains(words), "no {words:?} in {stderr}");
+        }
+        assert_eq!(error_of(&pi.ade.transcript(&chat))["category"], "not_found");
+        wait_true("the worker is gone", || {
+            pi.ade.session(&chat)["workerPid"].is_null() && !lease::is_held(&file)
+        });
+        assert_eq!(fs::read(&aside).unwrap(), before);
+        assert_eq!(file.exists(), replaced, "Pi made no new file");
+        fs::rename(&aside, &file).unwrap();
+        assert_eq!(text_of(&pi.completed(&chat, "three")), "one\nthree");
+    }
+}
+
+#[test]
 fn a_lane_that_is_gone_is_named() {
     let pi = PiAde::serve();
     let chat = pi.chat("lane", "fake/fake-text", "full-auto");

@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Session;
+use super::file::SessionFile;
 use crate::cards::Asked;
 use crate::host::HostEvent;
 use crate::ladder::StopStage;
@@ -235,6 +236,9 @@ impl Session {
         let Some(pending) = self.requests.take_where(|kind| *kind == Kind::Init) else {
             return;
         };
+        let root = self.init.as_ref().map(|init| &init.store.session_root);
+        self.file = (ready.session_file.as_ref().zip(root))
+            .map(|(file, root)| SessionFile::opened(file.into(), root.into()));
         let host = self.host.as_ref().map(crate::host::Host::pid);
         let detail = json!({"hostPid": host, "leaseHeld": self.lease.is_some()});
         self.lifecycle("ready", Some(detail));
@@ -290,6 +294,10 @@ impl Session {
     pub(super) fn turn_ends(&mut self, mut response: Response) {
         self.withdraw_cards();
         self.idle_since = Instant::now();
+        // Its first turn makes the file.
+        if let Some(file) = &mut self.file {
+            file.remember();
+        }
         if let Some(turn) = self.turn.take() {
             self.last_seen = turn.seen;
             // A broker that was not there when the turn began knows the turn

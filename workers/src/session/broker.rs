@@ -12,6 +12,7 @@ use serde_json::json;
 use std::time::Duration;
 use tokio::time::Instant;
 
+use super::file::SessionFile;
 use super::{Session, Turn};
 use crate::host::{Host, StartError};
 use crate::ladder::StopStage;
@@ -200,7 +201,6 @@ impl Session {
         if self.turn.is_some() {
             return self.refuse(request.request_id, code::BUSY, "a turn is running");
         }
-        self.write_owner();
         let turn_id = request.body.turn_id.clone();
         if self.forward(request, Kind::Send(turn_id.clone()), line) {
             self.link.out.turn_begins();
@@ -238,6 +238,19 @@ impl Session {
         if self.is_stopping() {
             self.refuse(id, code::STOPPING, "this worker is stopping");
             return false;
+        }
+        // What the agent does in a turn was begun on the right file.
+        if self.turn.is_none()
+            && kind.writes()
+            && let Some(Err(message)) = self.file.as_mut().map(SessionFile::check)
+        {
+            self.refuse(id, code::SESSION_CHANGED, &message);
+            // An agent that is asked to end may still write.
+            self.fail(code::SESSION_CHANGED, message, None, StopStage::Kill);
+            return false;
+        }
+        if matches!(kind, Kind::Send(_)) {
+            self.write_owner();
         }
         let Some(host) = self.host.as_mut().filter(|_| self.ready.is_some()) else {
             self.refuse(

@@ -9,6 +9,7 @@ mod agent;
 mod broker;
 mod clock;
 mod ending;
+mod file;
 mod leasing;
 mod signals;
 
@@ -78,6 +79,8 @@ pub(crate) struct Session {
     init: Option<Box<Init>>,
     init_id: Option<RequestId>,
     ready: Option<Ready>,
+    /// The agent's session file, where it keeps one.
+    file: Option<file::SessionFile>,
     lease: Option<Lease>,
     watcher: Option<leasing::Watcher>,
     lease_check: Option<Instant>,
@@ -145,6 +148,7 @@ impl Session {
             init: None,
             init_id: None,
             ready: None,
+            file: None,
             lease: None,
             watcher: None,
             lease_check: None,
