@@ -50,6 +50,10 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long a broker that is being replaced may take to end.
 const REPLACE_BOUND: Duration = Duration::from_secs(40);
 
+/// How often it is asked again: the one that was asked may have died, and
+/// another taken its place.
+const ASK_AGAIN: Duration = Duration::from_secs(6);
+
 /// How long sessions may take to let go of their workers. They wait for nobody
 /// but the disk.
 const HANDOVER_BOUND: Duration = Duration::from_secs(5);
@@ -173,14 +177,19 @@ async fn take_lock(home: &Home, options: &ServeOptions) -> Result<BrokerLock, Se
     if !options.replace {
         return Ok(BrokerLock::take(home, &options.version)?);
     }
-    ask_to_hand_over(home).await;
-    let (home, version) = (home.clone(), options.version.clone());
-    let taken = tokio::task::spawn_blocking(move || {
-        BrokerLock::take_within(&home, &version, REPLACE_BOUND)
-    });
-    match taken.await {
-        Ok(taken) => Ok(taken?),
-        Err(error) => Err(ServeError::Signals(std::io::Error::other(error))),
+    let deadline = clock::now() + REPLACE_BOUND;
+    loop {
+        ask_to_hand_over(home).await;
+        let (home, version) = (home.clone(), options.version.clone());
+        let taken = tokio::task::spawn_blocking(move || {
+            BrokerLock::take_within(&home, &version, ASK_AGAIN)
+        });
+        match taken.await {
+            // It was not at home, or another one has come since.
+            Ok(Err(LockError::AlreadyRunning(_))) if clock::now() < deadline => {}
+            Ok(taken) => return Ok(taken?),
+            Err(error) => return Err(ServeError::Signals(std::io::Error::other(error))),
+        }
     }
 }
 
