@@ -489,3 +489,27 @@ async fn a_store_that_moved_behind_a_link_is_not_written() {
     rig.drain().await;
     assert_eq!(rig.exit().code(), Some(0));
 }
+
+#[tokio::test]
+async fn what_waited_behind_a_refused_message_is_told_why_as_well() {
+    let mut rig = Rig::scripted();
+    rig.ready().await;
+    rig.turn("t1", "hello").await;
+    std::fs::remove_file(rig.session_file()).unwrap();
+    let send = |turn: &str| {
+        let frame = json!({
+            "protocolVersion": 2, "type": "send", "requestId": turn,
+            "turnId": turn, "prompt": "hello",
+        });
+        frame.to_string()
+    };
+    // In one piece: the worker has both before it can be over.
+    let both = format!("{}\n{}\n", send("t2"), send("t3"));
+    rig.send_line(&both).await;
+    let first = rig.response("t2").await;
+    let second = rig.response("t3").await;
+    assert_eq!(second["errorCode"], "session_changed", "{second}");
+    assert_eq!(second["error"], first["error"]);
+    rig.drain().await;
+    assert_eq!(rig.exit().code(), Some(0));
+}

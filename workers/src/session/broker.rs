@@ -236,7 +236,8 @@ impl Session {
     fn forward<T>(&mut self, request: Request<T>, kind: Kind, line: Bytes) -> bool {
         let id = request.request_id;
         if self.is_stopping() {
-            self.refuse(id, code::STOPPING, "this worker is stopping");
+            let (code, message) = self.why_stopping();
+            self.refuse(id, code, &message);
             return false;
         }
         // What the agent does in a turn was begun on the right file.

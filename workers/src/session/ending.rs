@@ -67,6 +67,17 @@ impl Session {
         }
     }
 
+    /// What a request is refused with that came too late. One that had waited
+    /// behind a refused message is told as much as that one.
+    pub(super) fn why_stopping(&self) -> (&'static str, String) {
+        match &self.failed {
+            Some(failure) if failure.code == code::SESSION_CHANGED => {
+                (failure.code, failure.message.clone())
+            }
+            _ => (code::STOPPING, "this worker is stopping".to_owned()),
+        }
+    }
+
     /// Begins the ladder at `stage`, or climbs it.
     pub(super) fn stop(&mut self, stage: StopStage) {
         let now = Instant::now();
