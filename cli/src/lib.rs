@@ -5,7 +5,7 @@
 //! takes: it parses, asks, shows, and ends with the documented exit code.
 //!
 //! Invariants:
-//! - [`output`] is the only module that prints;
+//! - `output` is the only module that prints;
 //! - every wait has a deadline or ends with Ctrl-C;
 //! - the process ends by returning from `main`, so that what must be put back
 //!   (a terminal's echo, a demo's folder) is.
