@@ -72,6 +72,9 @@ pub(crate) enum Command {
     /// Hold a lease for a moment: one side of the demo's fight
     #[command(hide = true)]
     DemoLease(DemoLease),
+    /// What cleans up after a demo that was killed
+    #[command(hide = true)]
+    DemoGuard(DemoGuard),
     /// Talk to an agent: one message, one turn
     ///
     /// Streams the answer to standard output and everything around it to standard error. Questions
@@ -154,6 +157,17 @@ pub(crate) struct DemoLease {
     /// Neither side tries before this file is there
     #[arg(long, value_name = "FILE")]
     pub(crate) after: Option<PathBuf>,
+}
+
+/// Arguments of `ade demo-guard`.
+#[derive(Debug, Args)]
+pub(crate) struct DemoGuard {
+    /// The demo's broker
+    #[arg(long, value_name = "PID")]
+    pub(crate) broker: u32,
+    /// Leave the demo's folder
+    #[arg(long)]
+    pub(crate) keep: bool,
 }
 
 /// What a new chat is made from.

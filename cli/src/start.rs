@@ -158,12 +158,19 @@ impl Starter {
 /// part of a chat.
 #[must_use]
 pub(crate) fn serve_command(home: &Home, flags: &[&str]) -> Command {
+    let mut command = unmarked_command(home);
+    command.arg("serve").args(flags);
+    command
+}
+
+/// This very executable for `home`, without what would make it part of a chat;
+/// the command is still to be named.
+#[must_use]
+pub(crate) fn unmarked_command(home: &Home) -> Command {
     let mut command = own_command();
     command
         .arg("--home")
         .arg(home.root())
-        .arg("serve")
-        .args(flags)
         .current_dir(home.root())
         .env_remove(MARK_ENV)
         .env_remove(CHAT_ENV);

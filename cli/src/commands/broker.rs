@@ -217,7 +217,7 @@ async fn stop_by_signal(context: &Context, pid: u32) -> Result<(), CommandError>
     gone(context, identity(pid)?, pid).await
 }
 
-fn identity(pid: u32) -> Result<Option<ProcessIdentity>, CommandError> {
+pub(super) fn identity(pid: u32) -> Result<Option<ProcessIdentity>, CommandError> {
     let Some(pid) = Pid::new(i64::from(pid)) else {
         return Ok(None);
     };

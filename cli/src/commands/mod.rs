@@ -57,6 +57,7 @@ async fn asynchronous(context: &Context, command: Command) -> Result<(), Command
     match command {
         Command::Lease(Lease::Hold(arguments)) => lease::hold(context, arguments).await,
         Command::Demo(arguments) => demo::run(context, &arguments).await,
+        Command::DemoGuard(arguments) => demo::guard(context, &arguments).await,
         Command::Run(arguments) => run::run(context, arguments).await,
         Command::Chat(command) => chat::run(context, command).await,
         Command::Attach(arguments) => attach::run(context, &arguments).await,

@@ -2,6 +2,8 @@
 
 #![expect(clippy::disallowed_methods, reason = "tests end their own processes")]
 
+#[cfg(target_os = "linux")]
+mod demo;
 mod help;
 mod leases;
 mod support;

@@ -18,6 +18,7 @@ use ade_protocol::action::{
 use ade_protocol::card::{Answer, Card};
 use ade_protocol::event::{Envelope, Event};
 use ade_protocol::exit;
+use tokio::signal::unix::{SignalKind, signal as unix_signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use self::cast::{Actor, CAST, FIRST_EVENT_MS, Part, Role, Seen};
@@ -34,8 +35,11 @@ use crate::table::short_id;
 mod cast;
 mod checks;
 mod fight;
+mod guard;
 mod report;
 mod stage;
+
+pub(super) use guard::guard;
 
 /// The whole demo, in time.
 const WHOLE: Duration = Duration::from_secs(20);
@@ -63,7 +67,7 @@ pub(super) async fn run(context: &Context, arguments: &Demo) -> Result<(), Comma
             let text = format!("the demo did not end within {} s", WHOLE.as_secs());
             Err(CommandError::new("timed_out", exit::TIMED_OUT, text))
         })?,
-        _ = tokio::signal::ctrl_c() => return Err(CommandError::silent(exit::INTERRUPTED)),
+        () = told_to_end() => return Err(CommandError::silent(exit::INTERRUPTED)),
     };
     if out.json() {
         out.document(&report)?;
@@ -72,6 +76,24 @@ pub(super) async fn run(context: &Context, arguments: &Demo) -> Result<(), Comma
         Ok(())
     } else {
         Err(CommandError::silent(exit::FAILED))
+    }
+}
+
+/// Ctrl-C, SIGTERM, or the terminal was closed: each ends the demo with
+/// everything of it.
+async fn told_to_end() {
+    let heard = |kind: SignalKind| async move {
+        match unix_signal(kind) {
+            Ok(mut signals) => drop(signals.recv().await),
+            // A signal that cannot be watched ends the process by itself; the
+            // guard then sees the end of its pipe.
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = heard(SignalKind::interrupt()) => {}
+        () = heard(SignalKind::terminate()) => {}
+        () = heard(SignalKind::hangup()) => {}
     }
 }
 

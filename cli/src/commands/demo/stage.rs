@@ -1,7 +1,8 @@
 //! The demo's own place: a folder, and a broker that is its child.
 //!
 //! Whatever happens, dropping the stage ends the broker and everything that was
-//! seen below it, and removes the folder unless it is to be kept.
+//! seen below it, and removes the folder unless it is to be kept. Where the demo
+//! itself is killed and drops nothing, its guard does it ([`super::guard`]).
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -17,6 +18,7 @@ use ade_leases::process::{
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
+use super::guard::{FOLDER_PREFIX, Guard, HOME_NAME};
 use crate::client::Client;
 use crate::context::home_error;
 use crate::error::CommandError;
@@ -41,6 +43,8 @@ struct Seen {
 #[derive(Debug)]
 pub(super) struct Stage {
     folder: Option<TempDir>,
+    /// Let go of last, when all is gone.
+    guard: Option<Guard>,
     path: PathBuf,
     /// The broker's home.
     pub(super) home: Home,
@@ -81,6 +85,7 @@ impl Stage {
         };
         let mut stage = Self {
             folder: kept,
+            guard: None,
             path,
             home,
             broker,
@@ -88,6 +93,7 @@ impl Stage {
             seen: HashMap::new(),
             ended: false,
         };
+        stage.guard = Some(Guard::start(&stage.home, pid, keep)?);
         let client = stage.connect().await?;
         Ok((stage, client))
     }
@@ -234,18 +240,18 @@ impl Drop for Stage {
 fn place() -> Result<(TempDir, Home), CommandError> {
     let folder_in = |base: &Path| {
         tempfile::Builder::new()
-            .prefix("ade-demo-")
+            .prefix(FOLDER_PREFIX)
             .rand_bytes(6)
             .permissions(std::fs::Permissions::from_mode(0o700))
             .tempdir_in(base)
             .map_err(|e| at(base, e))
     };
     let usual = folder_in(&std::env::temp_dir())?;
-    if let Ok(home) = Home::at(usual.path().join("home"), None) {
+    if let Ok(home) = Home::at(usual.path().join(HOME_NAME), None) {
         return Ok((usual, home));
     }
     let short = folder_in(Path::new("/tmp"))?;
-    let home = Home::at(short.path().join("home"), None).map_err(|e| home_error(&e))?;
+    let home = Home::at(short.path().join(HOME_NAME), None).map_err(|e| home_error(&e))?;
     Ok((short, home))
 }
 
