@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use ade_protocol::action::{ChatCreate, ChatSend, Sent, SessionInfo, name};
 use ade_protocol::event::Event;
+use ade_protocol::limits::MAX_LINE;
 use ade_protocol::{SessionId, exit};
 
 use crate::args::{NewChat, Run};
@@ -18,6 +19,8 @@ use crate::table::short_id;
 
 /// Longest message that is read from standard input, in bytes.
 const MAX_PROMPT: u64 = 8 * 1024 * 1024;
+/// Room for what stands around a message in a request, in bytes.
+const ENVELOPE: usize = 4096;
 
 /// One message, one turn.
 pub(super) async fn run(context: &Context, arguments: Run) -> Result<(), CommandError> {
@@ -111,7 +114,22 @@ pub(super) fn prompt(given: String) -> Result<String, CommandError> {
     if text.trim().is_empty() {
         return Err(CommandError::usage("the message is empty"));
     }
+    fits(&text)?;
     Ok(text)
+}
+
+/// Measures before anything is made for the message: quotes and control
+/// characters are longer on the wire than in the text.
+fn fits(message: &str) -> Result<(), CommandError> {
+    let length = serde_json::to_string(message).map_or(usize::MAX, |json| json.len());
+    if length <= MAX_LINE - ENVELOPE {
+        return Ok(());
+    }
+    let text = format!(
+        "the message has {length} bytes as JSON, and the broker takes {}",
+        MAX_LINE - ENVELOPE
+    );
+    Err(CommandError::usage(text).hint("put it into a file and name the file"))
 }
 
 /// Standard input until its end, as text.
@@ -179,4 +197,17 @@ fn absolute(path: &Path) -> Result<PathBuf, CommandError> {
     std::path::absolute(path).map_err(|e| {
         CommandError::usage(format!("the path {} cannot be used", path.display())).because(e)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_measured_as_the_wire_carries_it() {
+        assert!(fits(&"x".repeat(MAX_PROMPT as usize)).is_ok());
+        let error = fits(&"\"".repeat(MAX_PROMPT as usize)).expect_err("twice as long");
+        assert_eq!(error.code(), exit::USAGE);
+        assert!(error.to_string().starts_with("the message has"), "{error}");
+    }
 }
