@@ -512,3 +512,30 @@ fn a_newer_executable_takes_over_the_workers_of_the_old_one() {
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("a program");
     assert_eq!(exe, std::fs::canonicalize(&newer).expect("a path"));
 }
+
+#[test]
+fn a_stop_in_the_middle_of_a_takeover_withdraws_its_cards() {
+    let (mut ade, mut rpc) = started("");
+    let chat = chat(&ade, &mut rpc, 60_000);
+    let (turn, after) = ade.send(&mut rpc, &chat, "!card Run it? | ls");
+    let mut watch = ade.rpc();
+    watch.subscribe(&chat, after);
+    let card = watch.card();
+    let worker = ade.session(&chat)["workerPid"].as_i64().expect("a pid");
+    let worker = i32::try_from(worker).expect("a pid");
+    ade.kill_broker();
+    // It lives and does not come, so that the takeover is under way.
+    signal(worker, Signal::SIGSTOP);
+    ade.serve();
+    let mut rpc = ade.rpc();
+    rpc.call("chat.stop", json!({"sessionId": chat}));
+    assert!(!is_alive(worker));
+    let events = finished(&ade, &chat, &turn);
+    assert_eq!(ended(&events), "interrupted");
+    let lines = ade.checked_transcript(&chat);
+    let resolved = of_type(&lines, "card_resolved");
+    assert_eq!(resolved.len(), 1, "{lines:?}");
+    assert_eq!(resolved[0]["cardId"], card.as_str());
+    assert_eq!(rpc.call("cards.list", json!({}))["cards"], json!([]));
+    goes_on(&ade, &chat, 2);
+}

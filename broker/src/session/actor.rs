@@ -324,6 +324,9 @@ impl Actor {
             Effect::Poison => self.dismiss(),
             Effect::Dispose => self.ask_to_leave(),
             Effect::Withdraw(why) => {
+                for card in std::mem::take(&mut self.legacy_cards) {
+                    self.cards.add(card);
+                }
                 for (card, outcome) in self.cards.withdraw_all(why) {
                     self.card_settled(&card, outcome, None).await;
                 }

@@ -404,6 +404,8 @@ impl Actor {
             .is_none_or(|starting| starting.epoch != epoch)
         {
             self.cancelled_starts = self.cancelled_starts.saturating_sub(1);
+            // A takeover that was cancelled leaves answers to its worker's cards.
+            self.settle_legacy_cards(&BTreeSet::new()).await;
             // It was cancelled, but had succeeded in the same moment.
             if let Ok(started) = outcome {
                 self.see_off(Worker::new(*started), Leave::Ask);
