@@ -141,7 +141,10 @@ async fn a_session_is_resumed_from_its_file() {
     body["session"]["sessionFile"] = json!(rig.store().join("no-such.jsonl"));
     gone.attach(1, 0).await;
     let init = gone.request("init", body).await;
-    assert_eq!(gone.response(&init).await["errorCode"], "session_not_found");
+    let refused = gone.response(&init).await;
+    assert_eq!(refused["errorCode"], "session_not_found");
+    let message = refused["error"].as_str().unwrap();
+    assert!(message.contains("start a new chat"), "{message}");
     gone.drain().await;
     gone.exits_in_order();
 }

@@ -268,6 +268,10 @@ fn a_session_file_that_was_deleted_or_replaced_is_told_and_not_written() {
         wait_true("the worker is gone", || {
             pi.ade.session(&chat)["workerPid"].is_null() && !lease::is_held(&file)
         });
+        // Nor does the next worker write.
+        let (_, stderr) = pi.ade.expect_code(1, &send);
+        assert!(stderr.contains(&path(&file)), "{stderr}");
+        assert_eq!(stderr.contains("start a new chat"), !replaced, "{stderr}");
         assert_eq!(fs::read(&aside).unwrap(), before);
         assert_eq!(file.exists(), replaced, "Pi made no new file");
         fs::rename(&aside, &file).unwrap();

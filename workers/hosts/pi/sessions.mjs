@@ -37,7 +37,7 @@ function sessionProblem(pi, file, { cwd, sessionRoot, sessionId }) {
     }
     header = readHeader(real);
   } catch (error) {
-    return `${file} is not a readable session: ${messageOf(error)}`;
+    return `${file} is not a readable session: ${messageOf(error)}; put the session's own file there, or start a new chat`;
   }
   if (header.cwd !== cwd) return `${file} belongs to ${header.cwd ?? "no folder"}, not to ${cwd}`;
   if (sessionId !== undefined && header.id !== sessionId) return `${file} is session ${header.id}, not ${sessionId}`;

@@ -36,7 +36,9 @@ impl Store {
         let missing = |what: &str| {
             (
                 code::SESSION_NOT_FOUND,
-                format!("the session {what} does not exist"),
+                format!(
+                    "the session {what} does not exist; put its file back, or start a new chat"
+                ),
             )
         };
         let choice = &init.session;
