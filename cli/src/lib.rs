@@ -20,6 +20,7 @@ mod client;
 mod commands;
 mod context;
 mod error;
+mod harmless;
 mod input;
 mod live;
 mod log;

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - standard output carries the asked thing and nothing else: the answer of an
-//!   agent verbatim, a table, or JSON; everything around it goes to standard
+//!   agent (verbatim, and on a terminal harmless), a table, or JSON; everything around it goes to standard
 //!   error;
 //! - with `--json` standard output is one document, or one a line where the
 //!   command streams; an error is then the document `{"error": …}`;
@@ -12,6 +12,7 @@
 //!
 //! It does not decide what is shown: see [`crate::view`] and [`crate::table`].
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
 
@@ -19,6 +20,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::error::{CLOSED_PIPE, CommandError};
+use crate::harmless::shown;
 
 /// Erases the current line of a terminal and returns to its beginning.
 const ERASE_LINE: &str = "\r\x1b[2K";
@@ -136,18 +138,27 @@ impl Output {
         write_out(&format!("{text}\n"))
     }
 
-    /// Prints a piece of an agent's answer verbatim and at once.
+    /// Prints a piece of an agent's answer at once: verbatim, but on a terminal
+    /// without what a terminal would obey.
     ///
     /// # Errors
     /// When the reader is gone or the disk is full.
     pub(crate) fn answer(&self, text: &str) -> Result<(), CommandError> {
+        self.answer_styled(Style::Plain, text)
+    }
+
+    /// Like [`Self::answer`], in a style.
+    ///
+    /// # Errors
+    /// When the reader is gone or the disk is full.
+    pub(crate) fn answer_styled(&self, style: Style, text: &str) -> Result<(), CommandError> {
         if text.is_empty() {
             return Ok(());
         }
         self.clear_progress();
         self.end_aside();
         self.out_open.set(!text.ends_with('\n'));
-        write_out(text)
+        write_out(&self.paint(style, &foreign(self.out_terminal, text)))
     }
 
     /// Ends the line that the answer stands in, if it stands in one.
@@ -211,7 +222,7 @@ impl Output {
         }
         self.clear_progress();
         self.break_shared_line();
-        write_err(&self.paint_err(style, text));
+        write_err(&self.paint_err(style, &foreign(self.err_terminal, text)));
         self.err_open.set(!text.ends_with('\n'));
     }
 
@@ -365,6 +376,15 @@ fn styled(text: &clap::builder::StyledStr, colour: bool) -> String {
     }
 }
 
+/// What somebody else wrote, for a terminal or for a pipe.
+fn foreign(terminal: bool, text: &str) -> Cow<'_, str> {
+    if terminal {
+        shown(text)
+    } else {
+        Cow::Borrowed(text)
+    }
+}
+
 fn paint(colour: bool, style: Style, text: &str) -> String {
     if !colour || style == Style::Plain || text.is_empty() {
         return text.to_owned();
@@ -404,6 +424,13 @@ mod tests {
         assert_eq!(paint(false, Style::Bad, "x"), "x");
         assert_eq!(paint(true, Style::Plain, "x"), "x");
         assert_eq!(paint(true, Style::Bad, "x"), "\x1b[31mx\x1b[0m");
+    }
+
+    #[test]
+    fn only_a_terminal_is_protected_from_what_an_agent_writes() {
+        let text = "x\x1b[2J\u{202e}";
+        assert_eq!(foreign(false, text), text);
+        assert_eq!(foreign(true, text), "x^[[2J\u{fffd}");
     }
 
     #[test]

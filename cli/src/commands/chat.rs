@@ -226,7 +226,7 @@ fn print(context: &Context, view: &mut View, event: &Event) -> Result<(), Comman
             Piece::Answer(text) => out.answer(&text)?,
             Piece::NewMessage => out.end_answer()?,
             Piece::Line(style, text) => out.line(&out.paint(style, &text))?,
-            Piece::Aside(text) => out.answer(&out.paint(Style::Dim, &text))?,
+            Piece::Aside(text) => out.answer_styled(Style::Dim, &text)?,
             Piece::Activity(_) => {}
         }
     }
