@@ -38,10 +38,10 @@ impl fmt::Display for Holder {
 #[derive(Debug, thiserror::Error)]
 pub enum AcquireError {
     /// A live holder has it.
-    #[error("the lease {} is {}; stop that one", .0.path.display(), .0)]
+    #[error("the lease {} is {}; stop that one, or start a new chat", .0.path.display(), .0)]
     Held(Box<Holder>),
     /// This process has it, or is taking it in another thread.
-    #[error("the lease {path} is held or waited for by this very process (for {owner_id}); stop that one", path = path.display(), owner_id = printable(owner_id))]
+    #[error("the lease {path} is held or waited for by this very process (for {owner_id}); stop that one, or start a new chat", path = path.display(), owner_id = printable(owner_id))]
     AlreadyHere {
         /// The lease file.
         path: PathBuf,

@@ -132,7 +132,7 @@ fn b03_a_terminal_that_holds_the_session_is_named_with_the_ways_out() {
     let error = acquire(&scene.session, &request).expect_err("held");
     assert!(matches!(error, AcquireError::Held(_)), "{error:?}");
     let message = error.to_string();
-    for part in ["(cli, pty-9, since ", "stop that one"] {
+    for part in ["(cli, pty-9, since ", "stop that one", "start a new chat"] {
         assert!(message.contains(part), "{message}");
     }
     assert_eq!(fs::read_to_string(scene.lease()).expect("a lease"), text);

@@ -85,7 +85,7 @@ fn a_holder_in_another_process_is_named_and_then_reclaimed_when_killed() {
     let expected = format!("held by pid {} (cli, pty-9, since ", other.pid());
     assert!(message.contains(&expected), "{message}");
     assert!(
-        message.ends_with("UTC; its kernel lock is held); stop that one"),
+        message.ends_with("UTC; its kernel lock is held); stop that one, or start a new chat"),
         "{message}"
     );
     assert!(matches!(
