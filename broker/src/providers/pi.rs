@@ -14,6 +14,8 @@ use super::node::{self, Version};
 pub(super) const PACKAGE: &str = "@earendil-works/pi-coding-agent";
 /// What it was called before version 1.
 const OLD_PACKAGE: &str = "@mariozechner/pi-coding-agent";
+/// The Pi that ade is tested with, and therefore proposes.
+const TESTED_PI: &str = "1.6.0";
 /// The oldest Pi that the host understands.
 const OLDEST_PI: Version = Version(1, 0, 0);
 /// The oldest Node that runs any Pi since 1.0.
@@ -106,13 +108,13 @@ impl PiBlocker {
     pub fn hints(&self) -> Vec<String> {
         let hint = match self {
             Self::NoPackage => format!(
-                "install it with `npm install -g {PACKAGE}`, or set ADE_PI_PACKAGE_ROOT to its folder"
+                "install it with `npm install -g --ignore-scripts {PACKAGE}@{TESTED_PI}`, or set ADE_PI_PACKAGE_ROOT to its folder"
             ),
             Self::NotAPackage { origin, .. } => {
                 format!("correct {origin}, or remove the setting to have Pi looked for")
             }
             Self::Damaged { .. } | Self::OldPi { .. } => {
-                format!("install it again with `npm install -g {PACKAGE}@latest`")
+                format!("install it again with `npm install -g --ignore-scripts {PACKAGE}@latest`")
             }
             Self::NoNode { needed } | Self::NodeTooOld { needed, .. } => format!(
                 "install Node {needed} or newer, or set ADE_NODE to the path of one that is not on PATH"
