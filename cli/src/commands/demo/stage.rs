@@ -2,7 +2,7 @@
 //!
 //! Whatever happens, dropping the stage ends the broker and everything that was
 //! seen below it, and removes the folder unless it is to be kept. Where the demo
-//! itself is killed and drops nothing, its guard does it ([`super::guard`]).
+//! itself is killed and drops nothing, its guard does it (the module `guard`).
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
