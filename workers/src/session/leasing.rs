@@ -73,6 +73,13 @@ impl Session {
             wait: None,
         };
         let taken = lease::acquire(file, &request).map_err(|error| refusal(&error))?;
+        if let Some(dead) = taken.replaced() {
+            // It tells of a crash, and of nothing that anybody has to do.
+            self.log(
+                "warn",
+                &format!("the lease of {} {dead}", canonical.display()),
+            );
+        }
         // A host that opened another file than the one it was told to is held
         // to the one it opened.
         if let Some(old) = self.lease.replace(taken) {
