@@ -129,10 +129,19 @@ fn what_is_no_folder_of_ours_is_refused_by_name() {
 
     let folder = TempDir::new().unwrap();
     symlink("/nowhere/at/all", folder.path().join("home")).unwrap();
-    assert!(matches!(
-        home_in(&folder).prepare(),
-        Err(HomeError::NotAFolder { .. })
-    ));
+    let error = home_in(&folder).prepare().unwrap_err();
+    let mut said = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(next) = cause {
+        said = format!("{said}: {next}");
+        cause = next.source();
+    }
+    let link = folder.path().join("home").display().to_string();
+    assert!(said.contains(&link), "{said}");
+    assert!(
+        said.contains("/nowhere/at/all"),
+        "the link's end is named: {said}"
+    );
 
     if nix::unistd::geteuid().is_root() {
         let folder = TempDir::new().unwrap();
