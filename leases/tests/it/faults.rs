@@ -158,12 +158,41 @@ fn a16_a_real_filesystem_without_hard_links() {
     if !made {
         return skip("a16 on vfat", "it can't be made or mounted here");
     }
+    holds_on(&mount);
+}
+
+/// Layers are what containers keep their files on.
+#[test]
+fn a16_on_a_real_overlay() {
+    let scene = Scene::new();
+    let folder = |name: &str| {
+        let folder = scene.dir.path().join(name);
+        fs::create_dir(&folder).expect("a directory");
+        folder
+    };
+    let [lower, upper, work, mount] = ["lower", "upper", "work", "mount"].map(folder);
+    let (lower, upper, work, at) = (
+        lower.display(),
+        upper.display(),
+        work.display(),
+        mount.display(),
+    );
+    let layers = format!("lowerdir={lower},upperdir={upper},workdir={work}");
+    if !run(&format!("mount -t overlay overlay -o {layers} {at}")) {
+        return skip("a16 on an overlay", "it can't be mounted here");
+    }
+    holds_on(&mount);
+}
+
+/// A lease on a file system that was mounted for it is exclusive between two
+/// processes and leaves nothing behind. Unmounts it.
+fn holds_on(mount: &Path) {
     let session = mount.join("S.jsonl");
     let lease = acquire(&session, &chat());
     let said = answer(command("try", &session));
     let released = lease.map(|lease| lease.release().is_ok());
-    let left = fs::read_dir(&mount).expect("the mount").count();
-    run(&format!("umount {at}"));
+    let left = fs::read_dir(mount).expect("the mount").count();
+    run(&format!("umount {}", mount.display()));
     assert!(matches!(released, Ok(true)), "{released:?}");
     assert!(said.starts_with("refused"), "{said}");
     assert_eq!(left, 0);
