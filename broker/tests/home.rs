@@ -138,10 +138,7 @@ fn what_is_no_folder_of_ours_is_refused_by_name() {
     }
     let link = folder.path().join("home").display().to_string();
     assert!(said.contains(&link), "{said}");
-    assert!(
-        said.contains("/nowhere/at/all"),
-        "the link's end is named: {said}"
-    );
+    assert!(said.contains("a link to nowhere"), "{said}");
 
     if nix::unistd::geteuid().is_root() {
         let folder = TempDir::new().unwrap();
