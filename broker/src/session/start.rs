@@ -20,7 +20,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::escort::{Escort, Process};
 use super::{Command, figures};
-use crate::environment;
 use crate::link::{Connection, Link, LinkIn};
 use crate::pool::Place;
 use crate::providers::Launch;
@@ -230,12 +229,9 @@ async fn spawn(plan: &Plan, launch: &Launch) -> Result<Spawned, Failure> {
     let connections = shared.registry.expect(&worker_id, &token);
     let spec = WorkerSpec {
         boot: boot(plan, &worker_id, token, generation, launch.host.clone()),
-        env: environment::worker_env(
-            &plan.row.provider,
-            std::env::vars_os(),
-            &launch.env_names,
-            &mark,
-        ),
+        env: shared
+            .providers
+            .worker_env(&plan.row.provider, &launch.env_names, &mark),
         mark: mark.clone(),
     };
     match shared.spawner.spawn(spec).await {

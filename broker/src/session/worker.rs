@@ -608,10 +608,7 @@ impl Actor {
         // The turn names the request, so that another broker knows what the
         // response to it is about.
         let id = send_id(turn);
-        let request = Request {
-            request_id: id.clone(),
-            body,
-        };
+        let request = named(&id, body);
         if self.tell(&ToWorker::Send(request), id, Pending::Send(turn.clone())) {
             return;
         }
@@ -746,36 +743,24 @@ impl Actor {
         let id = RequestId::generate();
         let (frame, within) = match &ask {
             Ask::Model(model) => {
-                let body = SetModel {
-                    model_ref: model.clone(),
-                };
-                let request = Request {
-                    request_id: id.clone(),
-                    body,
-                };
+                let model_ref = model.clone();
+                let request = named(&id, SetModel { model_ref });
                 (ToWorker::SetModel(request), Some(bound::SET_MODEL))
             }
             Ask::Thinking(level) => {
-                let body = SetThinking {
-                    thinking_level: level.clone(),
-                };
-                let request = Request {
-                    request_id: id.clone(),
-                    body,
-                };
+                let thinking_level = level.clone();
+                let request = named(&id, SetThinking { thinking_level });
                 (ToWorker::SetThinking(request), Some(bound::SET_THINKING))
             }
             Ask::Compact(instructions) => {
-                let body = Compact {
-                    custom_instructions: instructions.clone(),
-                };
-                (
-                    ToWorker::Compact(Request {
-                        request_id: id.clone(),
-                        body,
-                    }),
-                    None,
-                )
+                let custom_instructions = instructions.clone();
+                let request = named(
+                    &id,
+                    Compact {
+                        custom_instructions,
+                    },
+                );
+                (ToWorker::Compact(request), None)
             }
         };
         let sent = self
@@ -1032,6 +1017,14 @@ fn legacy_turn(
         noted: to_this_one,
         resumable: turn.is_resumable(),
         left: first_event.saturating_sub(Duration::from_millis(passed)),
+    }
+}
+
+/// A request whose id is known before it is made.
+fn named<T>(id: &RequestId, body: T) -> Request<T> {
+    Request {
+        request_id: id.clone(),
+        body,
     }
 }
 
