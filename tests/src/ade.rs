@@ -491,6 +491,19 @@ impl Drop for Ade {
     }
 }
 
+/// An ade with this `config.toml` whose broker runs, and a client of it.
+///
+/// # Panics
+/// When the broker does not start.
+#[must_use]
+#[track_caller]
+pub fn started(config: &str) -> (Ade, Rpc) {
+    let mut ade = Ade::new().with_config(config);
+    ade.serve();
+    let rpc = ade.rpc();
+    (ade, rpc)
+}
+
 /// Writes a line that the test runner does not capture.
 pub fn report(text: &str) {
     use std::io::Write;

@@ -1,17 +1,10 @@
 //! More chats than workers: the line, who makes room, and the start budget. On
 //! the scripted provider.
 
-use ade_tests::ade::Ade;
+use ade_tests::ade::{Ade, started};
 use ade_tests::rpc::Rpc;
 use ade_tests::wait::{wait_true, wait_until};
 use serde_json::json;
-
-fn started(config: &str) -> (Ade, Rpc) {
-    let mut ade = Ade::new().with_config(config);
-    ade.serve();
-    let rpc = ade.rpc();
-    (ade, rpc)
-}
 
 fn chats(ade: &Ade, rpc: &mut Rpc, count: usize) -> Vec<String> {
     let lane = ade.lane("one");

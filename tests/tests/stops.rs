@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use ade_leases::process::Signal;
-use ade_tests::ade::{Ade, is_alive, signal};
+use ade_tests::ade::{Ade, is_alive, signal, started};
 use ade_tests::rpc::{Deaf, Rpc, text_of};
 use ade_tests::turns::{Tree, dones, ended, of_turn, of_type, yes};
 use ade_tests::wait::wait_true;
@@ -19,13 +19,6 @@ const SHORT_LADDER: &str = "[worker]\neof_grace_ms = 300\n\n\
 
 /// Workers that don't wait long for another broker.
 const SHORT_GRACE: &str = "[worker]\norphan_idle_ms = 300\norphan_turn_ms = 300\n";
-
-fn started(config: &str) -> (Ade, Rpc) {
-    let mut ade = Ade::new().with_config(config);
-    ade.serve();
-    let rpc = ade.rpc();
-    (ade, rpc)
-}
 
 /// A chat whose watchdog barks after so many milliseconds.
 fn chat(ade: &Ade, rpc: &mut Rpc, first_event_ms: u64) -> String {

@@ -7,18 +7,11 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use ade_leases::process::Signal;
-use ade_tests::ade::{Ade, is_alive, signal, wait_dead};
+use ade_tests::ade::{Ade, is_alive, signal, started, wait_dead};
 use ade_tests::rpc::{Rpc, text_of, types_of};
 use ade_tests::turns::{dones, ended, of_turn, of_type, yes};
 use ade_tests::wait::{wait_true, wait_until, wait_within};
 use serde_json::{Value, json};
-
-fn started(config: &str) -> (Ade, Rpc) {
-    let mut ade = Ade::new().with_config(config);
-    ade.serve();
-    let rpc = ade.rpc();
-    (ade, rpc)
-}
 
 fn chat(ade: &Ade, rpc: &mut Rpc, first_event_ms: u64) -> String {
     let lane = ade.lane("lane");
