@@ -7,17 +7,34 @@
 //! published, acknowledged and answered. A client never sees an event that the
 //! transcript does not hold.
 //!
-//! What it does not do: start processes (`start`), take them over (`adopt`), see
-//! them off (`escort`) or talk to clients ([`crate::endpoint`]).
+//! | module | what |
+//! |---|---|
+//! | `actor` | the state, the loop, the effects of the turn |
+//! | `frames`, `queue` | commands, and what a worker says |
+//! | `record`, `view` | what is written down, and what clients see |
+//! | `acquire`, `legacy` | having a worker: a new one, or another broker's |
+//! | `requests`, `cards` | what the worker is asked and answered |
+//! | `depart` | sending the worker away |
+//! | `start`, `adopt`, `escort` | the steps of a start, a takeover and a farewell, each in a task of its own |
+//! | `replay`, `figures` | what a fresh agent is told of the chat; words about a worker's end |
+//!
+//! What it does not do: talk to clients ([`crate::endpoint`]).
 
+mod acquire;
 mod actor;
 mod adopt;
+mod cards;
+mod depart;
 mod escort;
 mod figures;
 mod frames;
+mod legacy;
 mod queue;
+mod record;
 mod replay;
+mod requests;
 mod start;
+mod view;
 mod worker;
 
 use std::sync::Arc;
@@ -110,6 +127,14 @@ pub(crate) enum Command {
         generation: Generation,
         request: RequestId,
     },
+}
+
+/// Tells the actor what a task beside it came to.
+async fn report(tx: &mpsc::WeakSender<Command>, command: Command) {
+    if let Some(tx) = tx.upgrade() {
+        // The actor may have ended; then nobody needs to know.
+        drop(tx.send(command).await);
+    }
 }
 
 /// The events that a turn begins with.

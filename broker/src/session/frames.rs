@@ -1,14 +1,16 @@
 //! What the actor does with commands and with a worker's frames.
 
 use ade_protocol::action::{Aborted, Sent, Steered};
-use ade_protocol::card::{Card, Withdrawal};
+use ade_protocol::card::Withdrawal;
 use ade_protocol::event::{ErrorCategory, Event, Origin, Via};
-use ade_protocol::frame::{ErrorFrame, FromWorker, Response, SteerOutcome, SteerResult, UiRequest};
+use ade_protocol::frame::{ErrorFrame, FromWorker, Response, SteerOutcome, SteerResult};
 use ade_protocol::rpc::RpcError;
 use ade_protocol::{TurnId, exit};
 
 use super::actor::Actor;
-use super::worker::{self, Pending};
+use super::depart::stop_stage;
+use super::requests::ending;
+use super::worker::Pending;
 use super::{Ask, Command, Reply};
 use crate::clock;
 use crate::link::{EventLine, LinkIn};
@@ -64,16 +66,7 @@ impl Actor {
                 by,
                 reply,
             } => {
-                let settled = self.cards.answer(&card_id, &answer, &by);
-                let result = match settled {
-                    Ok((card, outcome)) => {
-                        self.card_settled(&card, outcome, Some(&answer)).await;
-                        self.cards_settled().await;
-                        self.flush();
-                        Ok(())
-                    }
-                    Err(error) => Err(error),
-                };
+                let result = self.answer_card(&card_id, &answer, &by).await;
                 let _ = reply.send(result);
             }
             Command::InLine { epoch, place } => self.in_line(epoch, place),
@@ -330,7 +323,7 @@ impl Actor {
                     lease_held: worker.lease_held,
                 };
                 progress.note(&lifecycle);
-                let stage = worker::stop_stage(&lifecycle);
+                let stage = stop_stage(&lifecycle);
                 worker.stop_stage = stage.or(worker.stop_stage.take());
                 worker.host_pid = progress.host_pid;
                 worker.lease_held = progress.lease_held;
@@ -376,7 +369,7 @@ impl Actor {
         match worker.pending.remove(&response.request_id) {
             None => {}
             Some(Pending::Send(turn)) => {
-                let ending = worker::ending(&response);
+                let ending = ending(&response);
                 if let Ending::Failed(failure) = &ending
                     && failure.category == ErrorCategory::Exited
                 {
@@ -422,43 +415,6 @@ impl Actor {
             _ => Err(refusal(response)),
         };
         let _ = reply.send(answer);
-    }
-
-    async fn card(&mut self, request: UiRequest) {
-        let Some(generation) = self.machine.worker() else {
-            return;
-        };
-        let card = Card {
-            card_id: request.request_id,
-            session_id: self.row.session_id.clone(),
-            generation,
-            turn_id: request.turn_id,
-            opened_at: clock::timestamp(),
-            payload: request.payload,
-        };
-        if self.has_open_card(&card.card_id) || self.answer_again(&card.card_id) {
-            // Announced again after a reconnect.
-            return;
-        }
-        let wanted = self.machine.accepts(generation, card.turn_id.as_ref())
-            && !matches!(self.machine.state(), State::Interrupting | State::Stopping);
-        if !wanted || !self.cards.add(card.clone()) {
-            let why = Withdrawal::TurnEnded;
-            let outcome = ade_protocol::card::CardOutcome::Withdrawn { why };
-            self.write_answer(&card, &outcome, None);
-            return;
-        }
-        let turn = card.turn_id.clone();
-        self.card_opened(card).await;
-        self.input(Input::CardOpened(generation, turn)).await;
-    }
-
-    async fn cards_settled(&mut self) {
-        if self.cards.open().is_empty()
-            && let Some(generation) = self.machine.worker()
-        {
-            self.input(Input::CardsSettled(generation)).await;
-        }
     }
 }
 

@@ -1,0 +1,205 @@
+//! The cards of the running turn: what the worker asks, what it is answered.
+//!
+//! Which answer counts is decided in [`crate::cards`]; here it is written down,
+//! told to everybody and passed to the worker.
+
+use ade_protocol::RequestId;
+use ade_protocol::action::CardNotification;
+use ade_protocol::card::{Answer, Card, CardOutcome, Withdrawal};
+use ade_protocol::event::Event;
+use ade_protocol::frame::{ToWorker, UiRequest, UiResponse};
+use ade_protocol::rpc;
+
+use super::actor::Actor;
+use super::record::notification;
+use crate::cards::AnswerError;
+use crate::clock;
+use crate::hub::Item;
+use crate::turn::{Input, State};
+
+/// Answers that are kept: as many as cards may be open.
+pub(super) const MAX_ANSWERS: usize = crate::cards::MAX_OPEN;
+
+/// Answers that may wait for a worker that is being taken over.
+pub(super) const MAX_DEFERRED: usize = 64;
+
+impl Actor {
+    pub(super) async fn card(&mut self, request: UiRequest) {
+        let Some(generation) = self.machine.worker() else {
+            return;
+        };
+        let card = Card {
+            card_id: request.request_id,
+            session_id: self.row.session_id.clone(),
+            generation,
+            turn_id: request.turn_id,
+            opened_at: clock::timestamp(),
+            payload: request.payload,
+        };
+        if self.has_open_card(&card.card_id) || self.answer_again(&card.card_id) {
+            // Announced again after a reconnect.
+            return;
+        }
+        let wanted = self.machine.accepts(generation, card.turn_id.as_ref())
+            && !matches!(self.machine.state(), State::Interrupting | State::Stopping);
+        if !wanted || !self.cards.add(card.clone()) {
+            let why = Withdrawal::TurnEnded;
+            let outcome = CardOutcome::Withdrawn { why };
+            self.write_answer(&card, &outcome, None);
+            return;
+        }
+        let turn = card.turn_id.clone();
+        self.card_opened(card).await;
+        self.input(Input::CardOpened(generation, turn)).await;
+    }
+
+    /// A client's answer. It counts once it is on disk.
+    pub(super) async fn answer_card(
+        &mut self,
+        id: &RequestId,
+        answer: &Answer,
+        by: &str,
+    ) -> Result<(), AnswerError> {
+        let (card, outcome) = self.cards.answer(id, answer, by)?;
+        self.card_settled(&card, outcome, Some(answer)).await;
+        self.cards_settled().await;
+        self.flush();
+        Ok(())
+    }
+
+    pub(super) async fn card_opened(&mut self, card: Card) {
+        let stored = card.clone();
+        self.store("keep a card", move |state| state.put_card(&stored))
+            .await;
+        let turn = card.turn_id.clone();
+        self.emit(
+            turn.as_ref(),
+            &Event::CardOpened {
+                card: Box::new(card.clone()),
+            },
+        );
+        self.announce(&card, None);
+    }
+
+    /// Tells everybody how a card ended, the worker too.
+    pub(super) async fn card_settled(
+        &mut self,
+        card: &Card,
+        outcome: CardOutcome,
+        answer: Option<&Answer>,
+    ) {
+        // First for the transcript: a broker that comes in the middle asks
+        // again at most, and no card stays open there for ever.
+        let event = Event::CardResolved {
+            card_id: card.card_id.clone(),
+            resolution: outcome.clone(),
+        };
+        self.emit(card.turn_id.as_ref(), &event);
+        self.announce(card, Some(outcome.clone()));
+        self.flush();
+        let (session, generation, id) = (
+            card.session_id.clone(),
+            card.generation,
+            card.card_id.clone(),
+        );
+        self.store("drop a card", move |state| {
+            state.remove_card(&session, generation, &id).map(drop)
+        })
+        .await;
+        self.write_answer(card, &outcome, answer);
+    }
+
+    pub(super) async fn cards_settled(&mut self) {
+        if self.cards.open().is_empty()
+            && let Some(generation) = self.machine.worker()
+        {
+            self.input(Input::CardsSettled(generation)).await;
+        }
+    }
+
+    /// Passes a card's end to the worker: an answer, or a decline with the
+    /// reason. Nothing reaches it twice.
+    pub(super) fn write_answer(
+        &mut self,
+        card: &Card,
+        outcome: &CardOutcome,
+        answer: Option<&Answer>,
+    ) {
+        let settled_below = matches!(
+            outcome,
+            CardOutcome::Withdrawn {
+                why: Withdrawal::Cancelled | Withdrawal::WorkerGone
+            }
+        );
+        let Some(worker) = &mut self.worker else {
+            return;
+        };
+        if settled_below || worker.generation != card.generation {
+            return;
+        }
+        let error = match (outcome, answer) {
+            (_, Some(_)) => None,
+            (CardOutcome::Withdrawn { why }, None) => Some(crate::cards::why_text(*why).to_owned()),
+            (_, None) => Some("declined".to_owned()),
+        };
+        let (ok, value) = match answer {
+            Some(answer) => (answer.ok, answer.value.clone()),
+            None => (false, None),
+        };
+        let frame = UiResponse {
+            request_id: card.card_id.clone(),
+            ok,
+            value,
+            error,
+        };
+        if worker.answers.len() == MAX_ANSWERS {
+            worker.answers.pop_front();
+        }
+        worker.answers.push_back(frame.clone());
+        if !worker.link.send(&ToWorker::UiResponse(frame)) {
+            tracing::warn!(session = %self.row.session_id, "an answer did not reach the worker");
+        }
+    }
+
+    /// Says an answer again to a worker that asks again. False: there was none.
+    pub(super) fn answer_again(&self, card: &RequestId) -> bool {
+        let Some(worker) = &self.worker else {
+            return false;
+        };
+        let answer = worker.answers.iter().find(|said| said.request_id == *card);
+        // The first of two is the one that counts there too.
+        answer.is_some_and(|answer| worker.link.send(&ToWorker::UiResponse(answer.clone())))
+    }
+
+    /// No card of a turn that has ended asks again.
+    pub(super) fn forget_answers(&mut self) {
+        if let Some(worker) = &mut self.worker {
+            worker.answers.clear();
+        }
+    }
+
+    fn announce(&mut self, card: &Card, resolution: Option<CardOutcome>) {
+        let note = CardNotification {
+            card: card.clone(),
+            resolution,
+        };
+        let Ok(params) = serde_json::to_string(&note) else {
+            return;
+        };
+        self.outbox
+            .push(Item::Card(notification(rpc::CARD, params.as_bytes())));
+        self.dirty = true;
+    }
+
+    /// Whether an answer has to wait until the worker has told which cards are
+    /// open still. Past the bound it is refused as unknown.
+    pub(super) fn awaits_legacy(&self, id: &RequestId) -> bool {
+        self.deferred.len() < MAX_DEFERRED
+            && self.legacy_cards.iter().any(|card| card.card_id == *id)
+    }
+
+    /// Whether a card is open.
+    pub(super) fn has_open_card(&self, id: &RequestId) -> bool {
+        self.cards.open().iter().any(|card| card.card_id == *id)
+    }
+}

@@ -1,0 +1,259 @@
+//! Sending a worker away, and what is done once it has gone.
+//!
+//! A worker is asked to end and listened to until it does, or it is handed to an
+//! [`Escort`] at once. Either way no other one starts before its tree is dead:
+//! [`Departing`] is what the next start waits for.
+
+use ade_leases::process::{self, ProcessIdentity, Signal, Target};
+use ade_protocol::action::Steered;
+use ade_protocol::event::{ErrorCategory, Event, NoticeLevel};
+use ade_protocol::frame::{Empty, FromWorker, Lifecycle, Request, ToWorker, code};
+use ade_protocol::rpc::RpcError;
+use ade_protocol::{WorkerId, exit};
+use tokio::sync::{mpsc, watch};
+
+use super::actor::Actor;
+use super::escort::Escort;
+use super::worker::{Pending, Worker};
+use super::{Command, Reply, report};
+use crate::clock;
+use crate::link::{Link, LinkIn};
+use crate::spawn::Exit;
+use crate::turn::{Failure, Input};
+
+/// How a worker is seen off.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leave {
+    /// It is asked to end first.
+    Ask,
+    /// It was asked before.
+    Asked,
+    /// It has ended.
+    Ended,
+}
+
+/// A worker on its way out.
+pub(super) struct Departing {
+    worker: WorkerId,
+    identity: ProcessIdentity,
+    exit: watch::Receiver<Option<Exit>>,
+    pub(super) stage: String,
+    pub(super) gone: watch::Receiver<bool>,
+}
+
+impl Departing {
+    pub(super) fn is_alive(&self) -> bool {
+        self.exit.borrow().is_none()
+    }
+
+    /// A worker that is told again jumps a rung of its ladder ahead.
+    fn hurry(&self) {
+        let target = Target::Process(self.identity.clone());
+        if let Err(error) = process::signal(&target, Signal::SIGTERM) {
+            tracing::warn!(%error, worker = %self.worker, "a worker was not hurried");
+        }
+    }
+}
+
+impl Actor {
+    /// The worker cannot be trusted any more.
+    pub(super) async fn lost(&mut self, why: &str) {
+        let Some(generation) = self.worker.as_ref().map(|worker| worker.generation) else {
+            return;
+        };
+        tracing::warn!(session = %self.row.session_id, why, "a worker is given up");
+        self.dismiss();
+        let failure = Failure::new(code::PROTOCOL_ERROR, ErrorCategory::Protocol, why);
+        self.input(Input::WorkerExited(generation, failure)).await;
+    }
+
+    /// Cancels a start, or asks the worker to end and goes on listening to it:
+    /// what the agent says on its way out belongs to the turn. A worker that
+    /// does not end in time is sent away.
+    pub(super) fn ask_to_leave(&mut self) {
+        self.cancel_start();
+        let timing = self.shared.config.worker_timing(&self.row.provider);
+        let Some(worker) = &mut self.worker else {
+            if let Some(departing) = &self.departing {
+                departing.hurry();
+            }
+            return;
+        };
+        let dispose = ToWorker::Dispose(Request::new(Empty {}));
+        if worker.leaving.is_some() {
+            // Asked again it jumps a rung ahead. That it does not read is what
+            // its deadline is for.
+            let _ = worker.link.send(&dispose);
+            return;
+        }
+        if worker.linked && worker.link.send(&dispose) {
+            worker.leaving = Some(clock::now() + super::escort::ladder(timing));
+        } else {
+            self.dismiss();
+        }
+    }
+
+    fn cancel_start(&mut self) {
+        if let Some(starting) = self.starting.take() {
+            starting.cancel.cancel();
+            self.cancelled_starts += 1;
+        }
+    }
+
+    /// Sends the worker away, or cancels its start.
+    pub(super) fn dismiss(&mut self) {
+        self.cancel_start();
+        if let Some(worker) = self.worker.take() {
+            let leave = if worker.leaving.is_some() {
+                Leave::Asked
+            } else {
+                Leave::Ask
+            };
+            self.see_off(worker, leave);
+        }
+    }
+
+    /// Sees a worker off in a task of its own.
+    pub(super) fn see_off(&mut self, mut worker: Worker, leave: Leave) {
+        self.touch();
+        self.lifted.extend(settle_pending(&mut worker));
+        let (gone_tx, gone) = watch::channel(false);
+        let id = worker.process.worker_id.clone();
+        self.departing = Some(Departing {
+            worker: id.clone(),
+            identity: worker.process.identity.clone(),
+            exit: worker.process.exit.clone(),
+            stage: match leave {
+                Leave::Ended => "sweep".into(),
+                _ => worker.stop_stage.take().unwrap_or_else(|| "dispose".into()),
+            },
+            gone,
+        });
+        let timing = self.shared.config.worker_timing(&self.row.provider);
+        let asked = match leave {
+            Leave::Ask => {
+                let dispose = ToWorker::Dispose(Request::new(Empty {}));
+                worker.linked && worker.link.send(&dispose)
+            }
+            Leave::Asked => worker.linked,
+            Leave::Ended => true,
+        };
+        let Worker {
+            process,
+            link,
+            place,
+            reconnects,
+            ..
+        } = worker;
+        let escort = Escort::new(
+            &self.shared,
+            process,
+            timing,
+            place,
+            crate::providers::session_file(&self.shared.home, &self.row),
+        );
+        let tx = self.tx.clone();
+        tokio::spawn(async move {
+            let survivors = match (leave, asked) {
+                (Leave::Ended, _) => escort.tidy().await,
+                (_, true) => {
+                    // The link is drained, so that the worker is never held up
+                    // by its own events on the way out.
+                    let drain = tokio::spawn(drain(link, id, tx.clone()));
+                    let survivors = escort.farewell().await;
+                    drain.abort();
+                    survivors
+                }
+                (_, false) => escort.depart().await,
+            };
+            drop(reconnects);
+            gone_tx.send_replace(true);
+            report(&tx, Command::Gone { survivors }).await;
+        });
+    }
+
+    /// A departing worker has climbed its ladder.
+    pub(super) fn climbed(&mut self, worker: &WorkerId, stage: String) {
+        if let Some(departing) = &mut self.departing
+            && departing.worker == *worker
+        {
+            departing.stage = stage;
+            self.touch();
+        }
+    }
+
+    /// A departing worker and its tree are gone.
+    pub(super) fn gone(&mut self, survivors: &[i32]) {
+        if self
+            .departing
+            .as_ref()
+            .is_some_and(|departing| *departing.gone.borrow())
+        {
+            self.departing = None;
+        }
+        if !survivors.is_empty() {
+            let message = format!("These processes survived SIGKILL: {survivors:?}.");
+            let level = NoticeLevel::Error;
+            self.emit(None, &Event::Notice { level, message });
+        }
+        self.touch();
+    }
+
+    /// The worker process has ended.
+    pub(super) async fn worker_exited(&mut self) {
+        // What it wrote before it ended is still in the link.
+        self.drain_link().await;
+        let Some(worker) = self.worker.take() else {
+            return;
+        };
+        let failure =
+            super::figures::exited(&self.shared.home, &worker.process, worker.told.as_ref());
+        let generation = worker.generation;
+        tracing::info!(session = %self.row.session_id, reason = failure.message, "a worker ended");
+        let asked = worker.leaving.is_some();
+        if !asked {
+            self.death(&failure);
+        }
+        self.see_off(worker, Leave::Ended);
+        self.input(Input::WorkerExited(generation, failure)).await;
+    }
+}
+
+/// Takes what a worker says on its way out; only the stage is of interest.
+async fn drain(mut link: Link, worker: WorkerId, tx: mpsc::WeakSender<Command>) {
+    while let Some(said) = link.incoming.recv().await {
+        if let LinkIn::Frame(frame) = said
+            && let FromWorker::Lifecycle(lifecycle) = *frame
+            && let Some(stage) = stop_stage(&lifecycle)
+        {
+            let worker = worker.clone();
+            report(&tx, Command::StopStage { worker, stage }).await;
+        }
+    }
+}
+
+/// The stage of the stop ladder that a worker tells of.
+pub(super) fn stop_stage(lifecycle: &Lifecycle) -> Option<String> {
+    let stage = lifecycle.detail.as_ref()?.get("stage")?.as_str()?;
+    (lifecycle.event == "stopping").then(|| stage.to_owned())
+}
+
+/// Whoever waits for a response of this worker will not get one. Gives back the
+/// messages for its turn that it may not have taken.
+fn settle_pending(worker: &mut Worker) -> Vec<(String, Reply<Steered>)> {
+    let mut lifted = Vec::new();
+    for (_, pending) in worker.pending.drain() {
+        match pending {
+            Pending::Send(_) | Pending::Plain { reply: None, .. } => {}
+            Pending::Steer { prompt, reply } => lifted.push((prompt, reply)),
+            Pending::Plain {
+                reply: Some(reply), ..
+            } => {
+                let (kind, code) = ("worker_gone", exit::FAILED);
+                let error = RpcError::failed(kind, code, "the worker is gone");
+                drop(reply.send(Err(error)));
+            }
+        }
+    }
+    lifted
+}

@@ -1,0 +1,288 @@
+//! What the session writes: its transcript, and its rows in `state.db`.
+//!
+//! What happened is staged, written in one go, and only then published and
+//! acknowledged. What cannot be written has not happened: the turn is given up
+//! for it, and its end is owed until there is room.
+
+use std::time::Duration;
+
+use ade_protocol::event::{ErrorCategory, Event, Origin, TurnStatus};
+use ade_protocol::{Generation, Seq, TurnId, exit, rpc};
+use bytes::Bytes;
+use serde_json::value::RawValue;
+
+use super::actor::Actor;
+use crate::clock;
+use crate::hub::Item;
+use crate::turn::{Failure, Input, State};
+
+/// How often the end of a turn that is not on disk is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// How old the figures of a view may be while events stream: making one costs
+/// more than an event.
+const VIEW_LAG: Duration = Duration::from_millis(50);
+
+/// The end of a turn that is not on disk yet.
+pub(super) struct Owed {
+    turn: TurnId,
+    status: TurnStatus,
+    error: Option<String>,
+    /// For the transcript; none: they stand there already.
+    events: Vec<Event>,
+}
+
+impl Actor {
+    pub(super) async fn turn_began(&mut self, turn: &TurnId, event: &Event) {
+        let Event::UserMessage { text, .. } = event else {
+            return;
+        };
+        let row = crate::state::TurnRow {
+            session_id: self.row.session_id.clone(),
+            turn_id: turn.clone(),
+            prompt: text.clone(),
+            started_at: clock::timestamp(),
+            generation: self.row.generation,
+            sends: 0,
+            state: "starting".into(),
+            armed_at_ms: 0,
+        };
+        // One step: after a crash the message is in the one place or the other.
+        self.store("begin a turn", move |state| {
+            state.atomically(|state| {
+                state.remove_queued(&row.session_id, &row.turn_id)?;
+                state.begin_turn(&row)
+            })
+        })
+        .await;
+    }
+
+    /// A turn that is to be sent again is so for another broker too.
+    pub(super) async fn note_recovery(&mut self) {
+        if self.machine.state() != State::Recovering {
+            return;
+        }
+        let Some(turn) = self.machine.turn().cloned() else {
+            return;
+        };
+        let session = self.row.session_id.clone();
+        self.store("note a recovery", move |state| {
+            state.set_turn_state(&session, &turn, super::adopt::RECOVERING)
+        })
+        .await;
+    }
+
+    pub(super) async fn finish(
+        &mut self,
+        turn: &TurnId,
+        mut status: TurnStatus,
+        stop_reason: Option<String>,
+        usage: Option<serde_json::Value>,
+        mut failure: Option<Failure>,
+    ) {
+        if !self.flush() {
+            // Part of it is lost: that is not how a turn completes.
+            status = TurnStatus::Failed;
+            failure = failure.or_else(|| self.broken.clone());
+        }
+        self.last_status = Some(status);
+        self.last_error = failure.as_ref().map(|failure| failure.message.clone());
+        let mut events = Vec::new();
+        if let Some(failure) = failure {
+            let detail = match &failure.detail {
+                Some(detail) => format!("kind: {}\n{detail}", failure.kind),
+                None => format!("kind: {}", failure.kind),
+            };
+            let Failure {
+                category, message, ..
+            } = failure;
+            events.push(Event::Error {
+                category,
+                message,
+                detail: Some(detail),
+            });
+        } else if status == TurnStatus::Completed {
+            self.budget.success();
+        }
+        events.push(Event::Status { status });
+        events.push(Event::Done {
+            status,
+            stop_reason,
+            usage,
+        });
+        self.forget_answers();
+        self.owed.push(Owed {
+            turn: turn.clone(),
+            status,
+            error: self.last_error.clone(),
+            events,
+        });
+        self.settle_owed().await;
+    }
+
+    /// Writes the ends of turns: first to the transcript, then to `state.db`. A
+    /// broker that comes between the two finds the end in the transcript. True:
+    /// nothing is owed any more.
+    pub(super) async fn settle_owed(&mut self) -> bool {
+        self.retry_at = clock::now() + RETRY;
+        for owed in std::mem::take(&mut self.owed) {
+            for event in &owed.events {
+                self.emit(Some(&owed.turn), event);
+            }
+            self.owed.push(owed);
+        }
+        if !self.flush() {
+            return false;
+        }
+        for mut owed in std::mem::take(&mut self.owed) {
+            owed.events.clear();
+            let (session, turn) = (self.row.session_id.clone(), owed.turn.clone());
+            let (status, error) = (owed.status, owed.error.clone());
+            let ended = self.shared.state.run(move |state| {
+                state
+                    .end_turn(&session, &turn, status, error.as_deref())
+                    .map(drop)
+            });
+            if let Err(error) = ended.await {
+                tracing::error!(session = %self.row.session_id, %error, "the end of a turn was not noted");
+                self.owed.push(owed);
+            }
+        }
+        self.owed.is_empty()
+    }
+
+    /// Writes to `state.db`. What cannot be written costs the running turn; the
+    /// chat goes on as soon as there is room again.
+    pub(super) async fn store<F>(&mut self, what: &'static str, change: F) -> bool
+    where
+        F: FnOnce(&crate::state::State) -> Result<(), crate::state::StateError> + Send + 'static,
+    {
+        let Err(error) = self.shared.state.run(change).await else {
+            return true;
+        };
+        tracing::error!(session = %self.row.session_id, %error, "could not {what}");
+        let failure = unwritten("state", &error, &error.hints());
+        self.broken.get_or_insert(failure);
+        false
+    }
+
+    /// Stages an event of the broker's own.
+    pub(super) fn emit(&mut self, turn: Option<&TurnId>, event: &Event) {
+        let Ok(raw) = serde_json::value::to_raw_value(event) else {
+            return;
+        };
+        self.stage(turn, None, &raw, true);
+    }
+
+    /// Stages an event for the transcript and for the subscribers.
+    pub(super) fn stage(
+        &mut self,
+        turn: Option<&TurnId>,
+        origin: Option<Origin>,
+        event: &RawValue,
+        persisted: bool,
+    ) {
+        // One reading of the clock for all that is written in one go.
+        let timestamp = self.moment.take().unwrap_or_else(clock::timestamp);
+        let (sequence, envelope) = if persisted {
+            self.transcript.stage(&timestamp, turn, origin, event)
+        } else {
+            self.transcript.transient(&timestamp, turn, event)
+        };
+        self.moment = Some(timestamp);
+        let line = notification(rpc::EVENT, &envelope);
+        self.outbox.push(Item::Event {
+            sequence,
+            persisted,
+            line,
+        });
+        self.stale.get_or_insert_with(|| clock::now() + VIEW_LAG);
+    }
+
+    /// Writes what was staged, then publishes and acknowledges it. False: it
+    /// could not be written, so nothing of it has happened for anybody else.
+    pub(super) fn flush(&mut self) -> bool {
+        if self.outbox.is_empty() {
+            return true;
+        }
+        self.moment = None;
+        let mut items = std::mem::take(&mut self.outbox);
+        let written = self.transcript.commit();
+        if let Err(error) = &written {
+            tracing::error!(session = %self.row.session_id, %error, "the transcript was not written");
+            let failure = unwritten("transcript", error, &error.hints());
+            self.broken.get_or_insert(failure);
+            self.dirty = true;
+            // Cards stand in `state.db`.
+            items.retain(|item| matches!(item, Item::Card(_)));
+        }
+        let head = self.transcript.last_sequence();
+        self.shared.hub.publish(&self.row.session_id, head, &items);
+        if written.is_err() {
+            return false;
+        }
+        if let Some(worker) = &mut self.worker {
+            worker.acknowledge();
+        }
+        true
+    }
+
+    /// Ends the turn and the queue because something of them could not be
+    /// written down. Their ends are owed until there is room.
+    pub(super) async fn give_up(&mut self, failure: Failure) {
+        self.last_error = Some(failure.message.clone());
+        let now = self.now();
+        for effect in self.machine.on(Input::Unrecordable(failure), now) {
+            self.effect(effect).await;
+        }
+        // The same disk is full for what was tried on the way.
+        self.broken = None;
+        self.idle_since = clock::now();
+        self.dirty = true;
+    }
+
+    /// A message that was not written down was never taken.
+    pub(super) async fn refuse_turn(&mut self, turn: &TurnId, failure: Failure) -> rpc::RpcError {
+        let error = rpc::RpcError::failed(&failure.kind, exit::FAILED, failure.message.clone());
+        let hints = failure.detail.clone();
+        self.give_up(failure).await;
+        for owed in self.owed.iter_mut().filter(|owed| owed.turn == *turn) {
+            owed.events.clear();
+        }
+        hints.into_iter().fold(error, rpc::RpcError::hint)
+    }
+
+    /// Last event of a generation, when it is the newest one in the transcript.
+    pub(super) fn transcript_origin(&self, generation: Generation) -> Seq {
+        self.transcript.last_origin(generation)
+    }
+
+    /// Last event of the transcript.
+    pub(super) fn last_sequence(&self) -> Seq {
+        self.transcript.last_sequence()
+    }
+}
+
+/// What a failed write means to a turn.
+fn unwritten(kind: &str, error: &dyn std::error::Error, hints: &[String]) -> Failure {
+    let mut message = error.to_string();
+    if let Some(source) = error.source() {
+        message = format!("{message}: {source}");
+    }
+    let failure = Failure::new(kind, ErrorCategory::Unknown, message);
+    if hints.is_empty() {
+        failure
+    } else {
+        failure.with_detail(hints.join("\n"))
+    }
+}
+
+/// A notification line around parameters that are JSON text already.
+pub(super) fn notification(method: &str, params: &[u8]) -> Bytes {
+    let head = format!("{{\"jsonrpc\":\"2.0\",\"method\":\"{method}\",\"params\":");
+    let mut line = Vec::with_capacity(head.len() + params.len() + 1);
+    line.extend_from_slice(head.as_bytes());
+    line.extend_from_slice(params);
+    line.push(b'}');
+    Bytes::from(line)
+}

@@ -1,0 +1,327 @@
+//! What the session asks of its worker, and the bound on each answer.
+//!
+//! A request whose bound runs out is terminal for its worker: it is not known
+//! what it did of it. Answers to cards are in `cards`.
+
+use std::time::Duration;
+
+use ade_protocol::action::Steered;
+use ade_protocol::event::ErrorCategory;
+use ade_protocol::frame::{
+    Abort, Attach, Compact, Prompt, Recovery, Request, Response, Send, SendResult, SendStatus,
+    SetModel, SetThinking, ToWorker, code,
+};
+use ade_protocol::rpc::RpcError;
+use ade_protocol::{Generation, RequestId, TurnId, exit};
+
+use super::actor::Actor;
+use super::worker::Pending;
+use super::{Ask, Command, Reply, replay, report, start};
+use crate::clock;
+use crate::config::RecoveryKind;
+use crate::link::Connection;
+use crate::state::Flags;
+use crate::turn::{Ending, Failure};
+
+/// Bounds of requests to a worker, from the contract's table; the worker's own
+/// bound to its host is shorter by the way back.
+mod bound {
+    use std::time::Duration;
+
+    pub(super) const STEER: Duration = Duration::from_secs(16);
+    pub(super) const SET_MODEL: Duration = Duration::from_secs(31);
+    pub(super) const SET_THINKING: Duration = Duration::from_secs(16);
+}
+
+impl Actor {
+    /// Puts on disk what the next worker and the next send must do once, because
+    /// this worker is not to be trusted. They do it also when this broker dies
+    /// before.
+    pub(super) async fn arm_flags(&mut self, resend: bool) {
+        let flags = Flags {
+            rotate: self.shared.config.recovery(&self.row.provider) == RecoveryKind::Replay,
+            force_expire: resend,
+        };
+        self.row.flags.rotate |= flags.rotate;
+        self.row.flags.force_expire |= flags.force_expire;
+        if flags != Flags::default() {
+            let session = self.row.session_id.clone();
+            self.store("set flags", move |state| state.set_flags(&session, flags))
+                .await;
+        }
+    }
+
+    /// What a fresh agent must be told of the chat, where there is something.
+    async fn replay(&mut self, next: &TurnId) -> Option<String> {
+        let kind = self.shared.config.recovery(&self.row.provider);
+        let file = self.row.session_file.as_ref();
+        let written = file.is_some_and(|file| std::path::Path::new(file).exists());
+        if kind != RecoveryKind::Replay || !self.row.has_history || written {
+            return None;
+        }
+        // What was staged is part of it.
+        self.flush();
+        let window = self.worker.as_ref().and_then(|worker| worker.window);
+        let path = self.shared.home.transcript(&self.row.session_id);
+        let (next, bound) = (next.clone(), replay::bound(window));
+        let told = tokio::task::spawn_blocking(move || replay::read(&path, &next, bound));
+        match told.await {
+            Ok(Ok(replay)) => replay,
+            Ok(Err(error)) => {
+                tracing::error!(session = %self.row.session_id, %error, "nothing was replayed");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    pub(super) async fn write_message(&mut self, turn: &TurnId, prompt: &str, again: bool) {
+        let replay = self.replay(turn).await;
+        let force = again || self.row.flags.force_expire;
+        let (session, id, generation) = (
+            self.row.session_id.clone(),
+            turn.clone(),
+            self.row.generation,
+        );
+        let sends = if again { 2 } else { 1 };
+        // On disk before it is sent: a new broker must never send it again, nor
+        // end a run of it a second time.
+        let armed = clock::monotonic_ms();
+        let noted = self
+            .store("note a send", move |state| {
+                state.atomically(|state| {
+                    state.clear_force_expire(&session)?;
+                    state.update_turn(&session, &id, generation, sends, "sent")?;
+                    state.set_armed(&session, &id, armed)
+                })
+            })
+            .await;
+        if !noted {
+            return;
+        }
+        self.row.flags.force_expire = false;
+        let recovery = (force || replay.is_some()).then_some(Recovery {
+            force_expire_active_run: force,
+            replay,
+        });
+        let body = Send {
+            turn_id: turn.clone(),
+            prompt: prompt.to_owned(),
+            recovery,
+        };
+        // The turn names the request, so that another broker knows what the
+        // response to it is about.
+        let id = send_id(turn);
+        let request = named(&id, body);
+        if self.tell(&ToWorker::Send(request), id, Pending::Send(turn.clone())) {
+            return;
+        }
+        // Boxed: giving a worker up is an input, and an input may write.
+        Box::pin(self.lost("the worker does not read what it is told")).await;
+    }
+
+    pub(super) fn write_abort(&mut self, turn: &TurnId) {
+        let request = Request::new(Abort {
+            turn_id: turn.clone(),
+        });
+        let id = request.request_id.clone();
+        // The machine has its own deadline for the answer.
+        let _ = self.tell(
+            &ToWorker::Abort(request),
+            id,
+            Pending::Plain {
+                ask: None,
+                reply: None,
+            },
+        );
+    }
+
+    /// Writes a request whose response is awaited. False when the worker does
+    /// not take it.
+    #[must_use]
+    fn tell(&mut self, frame: &ToWorker, id: RequestId, pending: Pending) -> bool {
+        let Some(worker) = &mut self.worker else {
+            return false;
+        };
+        if !worker.link.send(frame) {
+            return false;
+        }
+        worker.pending.insert(id, pending);
+        true
+    }
+
+    /// Puts a message into the running turn, or queues it.
+    pub(super) fn steer_worker(&mut self, prompt: String, reply: Reply<Steered>) {
+        let request = Request::new(Prompt {
+            prompt: prompt.clone(),
+        });
+        let id = request.request_id.clone();
+        let frame = ToWorker::Steer(request);
+        if self
+            .worker
+            .as_ref()
+            .is_some_and(|worker| worker.link.send(&frame))
+        {
+            self.watch_request(id.clone(), bound::STEER);
+            if let Some(worker) = &mut self.worker {
+                worker.pending.insert(id, Pending::Steer { prompt, reply });
+            }
+            return;
+        }
+        let error = RpcError::failed(
+            code::NOT_READY,
+            exit::FAILED,
+            "the worker does not take messages now",
+        );
+        // Whoever asked may have left.
+        let _ = reply.send(Err(error));
+    }
+
+    /// Passes a request through.
+    pub(super) fn ask_worker(&mut self, ask: Ask, reply: Reply<()>) {
+        let id = RequestId::generate();
+        let (frame, within) = match &ask {
+            Ask::Model(model) => {
+                let model_ref = model.clone();
+                let request = named(&id, SetModel { model_ref });
+                (ToWorker::SetModel(request), Some(bound::SET_MODEL))
+            }
+            Ask::Thinking(level) => {
+                let thinking_level = level.clone();
+                let request = named(&id, SetThinking { thinking_level });
+                (ToWorker::SetThinking(request), Some(bound::SET_THINKING))
+            }
+            Ask::Compact(instructions) => {
+                let custom_instructions = instructions.clone();
+                let request = named(
+                    &id,
+                    Compact {
+                        custom_instructions,
+                    },
+                );
+                (ToWorker::Compact(request), None)
+            }
+        };
+        let sent = self
+            .worker
+            .as_ref()
+            .is_some_and(|worker| worker.link.send(&frame));
+        if !sent {
+            let error = RpcError::failed(
+                code::NOT_READY,
+                exit::FAILED,
+                "the chat has no running worker",
+            )
+            .hint("send a message first");
+            let _ = reply.send(Err(error));
+            return;
+        }
+        if let Some(within) = within {
+            self.watch_request(id.clone(), within);
+        }
+        if let Some(worker) = &mut self.worker {
+            worker.pending.insert(
+                id,
+                Pending::Plain {
+                    ask: Some(ask),
+                    reply: Some(reply),
+                },
+            );
+        }
+    }
+
+    fn watch_request(&self, request: RequestId, within: Duration) {
+        let Some(generation) = self.worker.as_ref().map(|worker| worker.generation) else {
+            return;
+        };
+        let tx = self.tx.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(within).await;
+            report(
+                &tx,
+                Command::Overdue {
+                    generation,
+                    request,
+                },
+            )
+            .await;
+        });
+    }
+
+    /// A timed request that runs out is terminal for its worker.
+    pub(super) async fn overdue(&mut self, generation: Generation, request: &RequestId) {
+        let waits = self.worker.as_ref().is_some_and(|worker| {
+            worker.generation == generation && worker.pending.contains_key(request)
+        });
+        if waits {
+            self.lost("the worker did not answer a request in time")
+                .await;
+        }
+    }
+
+    /// The worker has connected again: it goes on after what the transcript
+    /// holds.
+    pub(super) fn reconnected(&mut self, connection: Connection) {
+        let Some(worker) = &mut self.worker else {
+            return;
+        };
+        let (_, link) = connection.open();
+        let attach = Attach {
+            fence: self.shared.fence,
+            ack: worker.taken,
+        };
+        if link.send(&ToWorker::Attach(Request::new(attach))) {
+            worker.link = link;
+            worker.linked = true;
+        }
+    }
+}
+
+/// A request whose id is known before it is made.
+fn named<T>(id: &RequestId, body: T) -> Request<T> {
+    Request {
+        request_id: id.clone(),
+        body,
+    }
+}
+
+pub(super) fn send_id(turn: &TurnId) -> RequestId {
+    RequestId::from(turn.as_str())
+}
+
+/// The response to `send` as the machine understands it.
+pub(super) fn ending(response: &Response) -> Ending {
+    if !response.ok {
+        return Ending::Failed(start::refused(response));
+    }
+    let result = response
+        .result
+        .as_deref()
+        .and_then(|raw| serde_json::from_str::<SendResult>(raw.get()).ok());
+    match result {
+        Some(SendResult {
+            status: SendStatus::Completed,
+            stop_reason,
+            usage,
+            ..
+        }) => Ending::Completed { stop_reason, usage },
+        Some(SendResult {
+            status: SendStatus::Interrupted,
+            ..
+        }) => Ending::Interrupted,
+        Some(SendResult {
+            status: SendStatus::Failed,
+            error,
+            ..
+        }) => {
+            let message = error.unwrap_or_else(|| "the agent gave no reason".into());
+            let category = crate::classify::classify(&message);
+            Ending::Failed(Failure::new("agent_failed", category, message))
+        }
+        None => Ending::Failed(Failure::new(
+            code::PROTOCOL_ERROR,
+            ErrorCategory::Protocol,
+            "the answer to `send` is not what a turn ends with",
+        )),
+    }
+}
