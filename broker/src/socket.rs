@@ -42,10 +42,16 @@ pub enum SocketError {
         path: PathBuf,
     },
     /// The file system does not know sockets.
-    #[error("the file system of {} does not take sockets", path.display())]
+    #[error(
+        "the file system mounted at {} takes no sockets, so {} could not be bound",
+        mount.display(),
+        path.display()
+    )]
     Unsupported {
         /// The path.
         path: PathBuf,
+        /// Where its file system begins.
+        mount: PathBuf,
         /// What the system said.
         #[source]
         source: io::Error,
@@ -174,10 +180,25 @@ fn bind_error(path: &Path, source: io::Error) -> SocketError {
     let unsupported = [Errno::EOPNOTSUPP, Errno::ENOTSUP, Errno::EPERM, Errno::EIO];
     let errno = source.raw_os_error().map(Errno::from_raw);
     if errno.is_some_and(|errno| unsupported.contains(&errno)) {
-        SocketError::Unsupported { path, source }
+        let mount = mount_of(&path);
+        SocketError::Unsupported {
+            path,
+            mount,
+            source,
+        }
     } else {
         SocketError::Bind { path, source }
     }
+}
+
+/// The topmost folder above `path` that is on the same file system.
+fn mount_of(path: &Path) -> PathBuf {
+    let folder = path.parent().unwrap_or(path);
+    let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+    let own = device(&folder);
+    let same = folder.ancestors().take_while(|above| device(above) == own);
+    same.last().unwrap_or(&folder).to_owned()
 }
 
 impl BoundSocket {
@@ -225,4 +246,36 @@ pub fn peer(stream: &UnixStream) -> io::Result<Peer> {
         uid: creds.uid(),
         pid: creds.pid(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_is_named_by_where_it_begins() {
+        // A file system of its own wherever there is one.
+        assert_eq!(
+            mount_of(Path::new("/proc/self/ade.sock")),
+            Path::new("/proc")
+        );
+        assert_eq!(mount_of(Path::new("/ade.sock")), Path::new("/"));
+        assert_eq!(
+            mount_of(Path::new("/nowhere/at/all")),
+            Path::new("/nowhere/at")
+        );
+    }
+
+    #[test]
+    fn only_errors_of_the_file_system_blame_it() {
+        use nix::errno::Errno;
+        for errno in [Errno::EOPNOTSUPP, Errno::EPERM, Errno::EIO] {
+            let error = bind_error(Path::new("/x/s"), io::Error::from(errno));
+            assert!(matches!(error, SocketError::Unsupported { .. }), "{errno}");
+        }
+        for errno in [Errno::EACCES, Errno::ENOSPC, Errno::EADDRINUSE] {
+            let error = bind_error(Path::new("/x/s"), io::Error::from(errno));
+            assert!(matches!(error, SocketError::Bind { .. }), "{errno}");
+        }
+    }
 }

@@ -12,5 +12,6 @@ pub mod fake_model;
 pub mod lease_model;
 pub mod pi;
 pub mod rpc;
+pub mod shim;
 pub mod turns;
 pub mod wait;

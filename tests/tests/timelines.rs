@@ -361,19 +361,9 @@ fn with_a_clock_of_its_own() -> Option<(Ade, std::path::PathBuf)> {
             return result;
         }"#;
     let ade = Ade::new();
-    let (source, shim) = (ade.root().join("shim.c"), ade.root().join("shim.so"));
     let clock = ade.root().join("offset");
-    std::fs::write(&source, SHIM).expect("the shim");
     std::fs::write(&clock, "0").expect("the offset");
-    let made = std::process::Command::new("cc")
-        .args(["-shared", "-fPIC", "-o"])
-        .args([&shim, &source])
-        .arg("-ldl")
-        .status();
-    if !made.is_ok_and(|status| status.success()) {
-        report("skipped: no C compiler to give the broker a clock of its own");
-        return None;
-    }
+    let shim = ade_tests::shim::compiled(ade.root(), SHIM)?;
     let mut ade = ade
         .with_env("LD_PRELOAD", &shim.display().to_string())
         .with_env("CLOCK_OFFSET_FILE", &clock.display().to_string());

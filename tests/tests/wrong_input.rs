@@ -386,3 +386,88 @@ fn a_session_file_outside_of_the_store_or_relative_is_refused() {
     let (_, stderr) = ade.expect_code(2, &create);
     assert!(stderr.contains("absolute"), "{stderr}");
 }
+
+/// A folder whose file system takes no sockets: `bind` says so for every path in
+/// it, and for the names below it that the broker binds under.
+#[test]
+fn h15_a_file_system_without_sockets_is_named_with_what_to_do() {
+    const SHIM: &str = r#"
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <errno.h>
+        #include <stdlib.h>
+        #include <string.h>
+        #include <sys/socket.h>
+        #include <sys/un.h>
+        int bind(int fd, const struct sockaddr *address, socklen_t length) {
+            static int (*real)(int, const struct sockaddr *, socklen_t);
+            const char *below = getenv("NO_SOCKETS_BELOW"), *number = getenv("NO_SOCKETS_ERRNO");
+            const struct sockaddr_un *local = (const struct sockaddr_un *)address;
+            if (!real) real = dlsym(RTLD_NEXT, "bind");
+            if (below && number && address->sa_family == AF_UNIX
+                && strncmp(local->sun_path, below, strlen(below)) == 0) {
+                errno = atoi(number);
+                return -1;
+            }
+            return real(fd, address, length);
+        }"#;
+    let ade = Ade::new();
+    let Some(shim) = ade_tests::shim::compiled(ade.root(), SHIM) else {
+        return;
+    };
+    let home = std::fs::canonicalize(ade.home()).expect("the home");
+    let home = home.display().to_string();
+    let shim = shim.display().to_string();
+    let mut ade = ade
+        .with_env("LD_PRELOAD", &shim)
+        .with_env("NO_SOCKETS_BELOW", &home);
+    let mount = std::process::Command::new("stat")
+        .args(["-c", "%m", &home])
+        .output()
+        .expect("stat");
+    let mount = String::from_utf8_lossy(&mount.stdout).trim().to_owned();
+    for errno in [
+        nix::errno::Errno::EOPNOTSUPP,
+        nix::errno::Errno::EPERM,
+        nix::errno::Errno::EIO,
+    ] {
+        ade = ade.with_env("NO_SOCKETS_ERRNO", &(errno as i32).to_string());
+        for args in [
+            &["serve"][..],
+            &["chat", "create", "--provider", "scripted"],
+        ] {
+            let ran = ade.run(args);
+            let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+            assert!(!ran.status.success(), "{args:?}: {said}");
+            assert!(
+                said.contains(&format!(
+                    "the file system mounted at {mount} takes no sockets"
+                )),
+                "{args:?}: {said}"
+            );
+            assert!(said.contains(&home), "{args:?}: {said}");
+            assert!(
+                said.contains("set ADE_HOME to a folder on a local file system"),
+                "{said}"
+            );
+        }
+    }
+    nothing_runs(&ade);
+    let left: Vec<String> = ["sock", "run"]
+        .iter()
+        .flat_map(|folder| std::fs::read_dir(ade.home().join(folder)).expect("a folder"))
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
+        .filter(|name| name.ends_with(".sock") || name.starts_with('.'))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    // With sockets again nothing is in the way.
+    let mut ade = ade.with_env("NO_SOCKETS_BELOW", "/nowhere");
+    ade.serve();
+    assert_eq!(ade.stop_broker(), Some(0));
+}
