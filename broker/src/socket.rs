@@ -196,8 +196,11 @@ fn mount_of(path: &Path) -> PathBuf {
     let folder = path.parent().unwrap_or(path);
     let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
     let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
-    let own = device(&folder);
-    let same = folder.ancestors().take_while(|above| device(above) == own);
+    let Some(own) = device(&folder) else {
+        return folder;
+    };
+    let same = folder.ancestors();
+    let same = same.take_while(|above| device(above) == Some(own));
     same.last().unwrap_or(&folder).to_owned()
 }
 
