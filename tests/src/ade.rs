@@ -367,21 +367,45 @@ impl Ade {
             .clone()
     }
 
-    /// The lines of a chat's transcript, as they are on disk.
+    /// The lines of a chat's transcript, as they are on disk, without those
+    /// that a broker killed in mid-write left half.
     ///
     /// # Panics
-    /// When it cannot be read or a line is not JSON.
+    /// When it cannot be read or a line is neither JSON nor the beginning of an
+    /// envelope of this chat.
     #[must_use]
     #[track_caller]
     pub fn transcript(&self, session: &str) -> Vec<Value> {
+        self.transcript_and_torn(session).0
+    }
+
+    /// The same, and how many half lines stand among them.
+    ///
+    /// # Panics
+    /// As for [`Ade::transcript`].
+    #[must_use]
+    #[track_caller]
+    pub fn transcript_and_torn(&self, session: &str) -> (Vec<Value>, usize) {
         let path = self
             .home()
             .join("transcripts/chat")
             .join(format!("{session}.jsonl"));
-        let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        text.lines()
-            .map(|line| serde_json::from_str(line).expect("a line of JSON"))
-            .collect()
+        let text = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let start = format!("{{\"sessionId\":\"{session}\"");
+        let mut lines = Vec::new();
+        let mut torn = 0;
+        for line in text.split(|byte| *byte == b'\n').filter(|l| !l.is_empty()) {
+            match serde_json::from_slice(line) {
+                Ok(value) => lines.push(value),
+                Err(error) => {
+                    let of_ours =
+                        line.starts_with(start.as_bytes()) || start.as_bytes().starts_with(line);
+                    assert!(of_ours, "{}: {error}", String::from_utf8_lossy(line));
+                    torn += 1;
+                }
+            }
+        }
+        (lines, torn)
     }
 
     /// Every process that inherited this test's HOME, without zombies.
