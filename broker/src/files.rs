@@ -62,7 +62,7 @@ fn create_dir(path: &Path) -> io::Result<()> {
 }
 
 /// A symbolic link whose target does not exist.
-fn is_dangling(path: &Path) -> bool {
+pub(crate) fn is_dangling(path: &Path) -> bool {
     path.is_symlink() && !path.exists()
 }
 
@@ -102,6 +102,28 @@ fn staging_name(path: &Path) -> io::Result<PathBuf> {
     let mut staging = name.to_owned();
     staging.push(format!("{STAGING}{}", uuid::Uuid::new_v4().simple()));
     Ok(path.with_file_name(staging))
+}
+
+/// What to do about a place that takes no file; `None` when the error does not
+/// tell.
+pub(crate) fn remedy(path: &Path, source: &io::Error) -> Option<String> {
+    use io::ErrorKind::{IsADirectory, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    let path = path.display();
+    match source.kind() {
+        StorageFull => Some(format!(
+            "make room, in bytes and in inodes, on the file system of {path}"
+        )),
+        QuotaExceeded => Some(format!("your quota is used up: make room where {path} is")),
+        ReadOnlyFilesystem => Some(format!(
+            "the file system of {path} is mounted read-only: mount it writable, or set ADE_HOME to \
+             a folder elsewhere"
+        )),
+        io::ErrorKind::FileTooLarge => Some(
+            "the limit of file sizes is too low: raise it (`ulimit -f`) and try again".to_owned(),
+        ),
+        IsADirectory => Some(format!("a file belongs there: move the folder {path} away")),
+        _ => None,
+    }
 }
 
 /// Removes a file; that it is not there is not an error.

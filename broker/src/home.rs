@@ -79,6 +79,23 @@ pub enum HomeError {
         #[source]
         source: io::Error,
     },
+    /// A symbolic link stands where the folder, or one above it, belongs.
+    #[error("{} cannot be made: {} is a link to nowhere", path.display(), link.display())]
+    LinkToNowhere {
+        /// The folder.
+        path: PathBuf,
+        /// The link; perhaps the folder itself.
+        link: PathBuf,
+    },
+    /// The file system has no room for what a broker writes.
+    #[error("there is no room for a broker's files in {}", path.display())]
+    NoRoom {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The folder cannot be made, or its mode cannot be set.
     #[error("could not prepare the folder {}", path.display())]
     Prepare {
@@ -120,12 +137,17 @@ impl HomeError {
                     path.display()
                 )
             }
+            Self::LinkToNowhere { link, .. } => {
+                format!("make what {} names, or remove it", link.display())
+            }
             Self::NotOurs { owner, .. } => {
                 format!("run ade as user {owner}, or set {HOME_ENV} to a folder of your own")
             }
-            Self::NotWritable { .. } | Self::Prepare { .. } => {
+            Self::NotWritable { path, source }
+            | Self::Prepare { path, source }
+            | Self::NoRoom { path, source } => files::remedy(path, source).unwrap_or_else(|| {
                 format!("make it writable for you, or set {HOME_ENV} to another path")
-            }
+            }),
         };
         vec![hint]
     }
@@ -207,18 +229,47 @@ impl Home {
             socket: self.socket,
         };
         home.check_socket_paths()?;
-        for folder in [
-            home.root.join("sock"),
-            home.run_dir(),
-            home.journal_dir(),
-            home.hosts_dir(),
-            home.root.join("transcripts"),
-            home.transcripts_dir(),
-            home.logs_dir(),
-        ] {
+        for folder in home.folders() {
             own_folder(&folder)?;
         }
         Ok(home)
+    }
+
+    /// Whether [`Home::prepare`] would succeed. Makes and changes nothing.
+    ///
+    /// # Errors
+    /// As [`Home::prepare`], for the first folder that is in the way.
+    pub fn inspect(&self) -> Result<(), HomeError> {
+        for folder in std::iter::once(self.root.clone()).chain(self.folders()) {
+            match fs::symlink_metadata(&folder) {
+                Ok(_) if !files::is_dangling(&folder) => {
+                    is_ours(&folder)?;
+                    is_writable(&folder)?;
+                }
+                Ok(_) => could_be_made(&folder)?,
+                Err(error) if is_absent(&error) => could_be_made(&folder)?,
+                Err(source) => {
+                    return Err(HomeError::Prepare {
+                        path: folder,
+                        source,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The folders below the root, those above others first.
+    fn folders(&self) -> [PathBuf; 7] {
+        [
+            self.root.join("sock"),
+            self.run_dir(),
+            self.journal_dir(),
+            self.hosts_dir(),
+            self.root.join("transcripts"),
+            self.transcripts_dir(),
+            self.logs_dir(),
+        ]
     }
 
     fn check_socket_paths(&self) -> Result<(), HomeError> {
@@ -358,6 +409,12 @@ fn own_folder(path: &Path) -> Result<(), HomeError> {
         path: path.to_owned(),
         source,
     };
+    if let Some(link) = path.ancestors().find(|path| files::is_dangling(path)) {
+        return Err(HomeError::LinkToNowhere {
+            path: path.to_owned(),
+            link: link.to_owned(),
+        });
+    }
     match files::make_private_dir(path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
@@ -367,15 +424,64 @@ fn own_folder(path: &Path) -> Result<(), HomeError> {
         }
         Err(error) => return Err(prepare(error)),
     }
+    let mode = is_ours(path)?;
+    if mode != DIR_MODE {
+        fs::set_permissions(path, Permissions::from_mode(DIR_MODE)).map_err(prepare)?;
+    }
+    is_writable(path)
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
+}
+
+/// Whether a folder that is missing could be made where it belongs.
+fn could_be_made(path: &Path) -> Result<(), HomeError> {
+    for above in path.ancestors() {
+        match fs::symlink_metadata(above) {
+            Ok(_) if files::is_dangling(above) => {
+                return Err(HomeError::LinkToNowhere {
+                    path: path.to_owned(),
+                    link: above.to_owned(),
+                });
+            }
+            Ok(_) if !above.is_dir() => {
+                return Err(HomeError::NotAFolder {
+                    path: above.to_owned(),
+                });
+            }
+            Ok(_) => return is_writable(above),
+            Err(error) if is_absent(&error) => {}
+            Err(source) => {
+                return Err(HomeError::Prepare {
+                    path: path.to_owned(),
+                    source,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether `path` is a folder of ours; gives its mode.
+fn is_ours(path: &Path) -> Result<u32, HomeError> {
     let found = match fs::metadata(path) {
         Ok(found) => found,
         // A symbolic link that leads nowhere also "exists already".
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        Err(error) if is_absent(&error) => {
             return Err(HomeError::NotAFolder {
                 path: path.to_owned(),
             });
         }
-        Err(error) => return Err(prepare(error)),
+        Err(source) => {
+            return Err(HomeError::Prepare {
+                path: path.to_owned(),
+                source,
+            });
+        }
     };
     if !found.is_dir() {
         return Err(HomeError::NotAFolder {
@@ -390,9 +496,10 @@ fn own_folder(path: &Path) -> Result<(), HomeError> {
             user,
         });
     }
-    if found.permissions().mode() & 0o7777 != DIR_MODE {
-        fs::set_permissions(path, Permissions::from_mode(DIR_MODE)).map_err(prepare)?;
-    }
+    Ok(found.permissions().mode() & 0o7777)
+}
+
+fn is_writable(path: &Path) -> Result<(), HomeError> {
     rustix::fs::access(
         path,
         rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,

@@ -29,6 +29,7 @@ pub mod link;
 pub mod lock;
 pub mod manager;
 pub mod pool;
+pub mod preflight;
 pub mod providers;
 pub mod reap;
 pub mod session;

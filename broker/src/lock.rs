@@ -56,6 +56,12 @@ pub enum LockError {
         /// Which one; absent when it has not written its name.
         Option<Box<Holder>>,
     ),
+    /// The broker that runs does not answer, so it does not hand over.
+    #[error("the broker with pid {} does not hand over{}", .0.pid, if is_stopped(.0.pid) { ": it is stopped" } else { "" })]
+    Stuck(
+        /// Which one.
+        Box<Holder>,
+    ),
     /// The lock file cannot be used.
     #[error("could not {operation} the broker lock {}", path.display())]
     Io {
@@ -87,6 +93,7 @@ impl LockError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::AlreadyRunning(_) => exit::ALREADY_RUNNING,
+            Self::Stuck(_) => exit::TIMED_OUT,
             Self::Io { .. } => exit::FAILED,
         }
     }
@@ -94,11 +101,16 @@ impl LockError {
     /// What can be done about it.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
-        let hint = match self {
-            Self::AlreadyRunning(_) => "use it, or end it with `ade stop`",
-            Self::Io { .. } => "ADE_HOME must be on a file system with locks; choose another one",
-        };
-        vec![hint.into()]
+        match self {
+            Self::AlreadyRunning(Some(holder)) if is_stopped(holder.pid) => remedies(holder.pid),
+            Self::AlreadyRunning(_) => vec!["use it, or end it with `ade stop`".into()],
+            Self::Stuck(holder) => remedies(holder.pid),
+            Self::Io { path, source, .. } => {
+                vec![files::remedy(path, source).unwrap_or_else(|| {
+                    "ADE_HOME must be on a file system with locks; choose another one".into()
+                })]
+            }
+        }
     }
 }
 
@@ -190,6 +202,47 @@ pub fn holder(home: &Home) -> io::Result<Option<Holder>> {
         Err(TryLockError::WouldBlock) => read_name(&mut file),
         Err(TryLockError::Error(error)) => Err(error),
     }
+}
+
+/// Whether the lock can be taken by whoever is allowed to: takes and makes
+/// nothing.
+///
+/// # Errors
+/// The lock file is there and cannot be opened.
+pub fn look(home: &Home) -> Result<(), LockError> {
+    let path = home.broker_lock();
+    match OpenOptions::new().read(true).write(true).open(&path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(LockError::Io {
+            operation: "open",
+            path,
+            source,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a process lives and does not run: SIGSTOP, Ctrl-Z or a debugger.
+#[must_use]
+pub fn is_stopped(pid: i32) -> bool {
+    ade_leases::process::table().is_ok_and(|table| {
+        table
+            .iter()
+            .any(|entry| entry.pid.get() == pid && matches!(entry.state, 'T' | 't'))
+    })
+}
+
+/// What to do about a broker that holds the lock and does not answer.
+#[must_use]
+pub fn remedies(pid: i32) -> Vec<String> {
+    let first = if is_stopped(pid) {
+        format!("process {pid} is stopped; `kill -CONT {pid}` lets it go on")
+    } else {
+        format!("process {pid} may be busy: try again in a moment")
+    };
+    let last = format!(
+        "`kill -9 {pid}` ends it; the next command starts a broker that takes its turns over"
+    );
+    vec![first, last]
 }
 
 fn write_holder(file: &mut File, holder: &Holder) -> io::Result<()> {

@@ -27,7 +27,7 @@ use crate::config::{Config, ConfigError};
 use crate::home::{Home, HomeError};
 use crate::hub::Hub;
 use crate::link::Registry;
-use crate::lock::{BrokerLock, LockError};
+use crate::lock::{self, BrokerLock, Holder, LockError};
 use crate::manager::Manager;
 use crate::pool::Pool;
 use crate::providers::Providers;
@@ -50,6 +50,9 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long a broker that is being replaced may take to end.
 const REPLACE_BOUND: Duration = Duration::from_secs(40);
 
+/// How long a stopped one may take to go on.
+const STOPPED: Duration = Duration::from_secs(1);
+
 /// How often it is asked again: the one that was asked may have died, and
 /// another taken its place.
 const ASK_AGAIN: Duration = Duration::from_secs(6);
@@ -58,8 +61,11 @@ const ASK_AGAIN: Duration = Duration::from_secs(6);
 /// but the disk.
 const HANDOVER_BOUND: Duration = Duration::from_secs(5);
 
-/// Connections that are served at once; more wait in the kernel's queue.
+/// Connections that are served at once. One more is told so and let go.
 const CONNECTIONS: usize = 512;
+
+/// Connections that are being told so. One more is let go without a word.
+const REFUSALS: usize = 64;
 
 /// How a broker is started.
 #[derive(Debug)]
@@ -127,6 +133,7 @@ impl ServeError {
         match self {
             Self::Home(_) => "home",
             Self::Lock(LockError::AlreadyRunning(_)) => "already_running",
+            Self::Lock(LockError::Stuck(_)) => "not_answering",
             Self::Lock(_) => "lock",
             Self::Config(_) => "config",
             Self::State(_) | Self::Leftovers(_) => "state",
@@ -179,6 +186,9 @@ async fn take_lock(home: &Home, options: &ServeOptions) -> Result<BrokerLock, Se
     }
     let deadline = clock::now() + REPLACE_BOUND;
     loop {
+        if let Some(holder) = stopped_holder(home).await {
+            return Err(LockError::Stuck(Box::new(holder)).into());
+        }
         ask_to_hand_over(home).await;
         let (home, version) = (home.clone(), options.version.clone());
         let taken = tokio::task::spawn_blocking(move || {
@@ -187,10 +197,24 @@ async fn take_lock(home: &Home, options: &ServeOptions) -> Result<BrokerLock, Se
         match taken.await {
             // It was not at home, or another one has come since.
             Ok(Err(LockError::AlreadyRunning(_))) if clock::now() < deadline => {}
+            Ok(Err(LockError::AlreadyRunning(Some(holder)))) => {
+                return Err(LockError::Stuck(holder).into());
+            }
             Ok(taken) => return Ok(taken?),
             Err(error) => return Err(ServeError::Signals(std::io::Error::other(error))),
         }
     }
+}
+
+/// The broker that runs, when it is stopped and stays so: it hears nobody.
+async fn stopped_holder(home: &Home) -> Option<Holder> {
+    let stopped = || {
+        let holder = lock::holder(home).ok().flatten()?;
+        lock::is_stopped(holder.pid).then_some(holder)
+    };
+    stopped()?;
+    tokio::time::sleep(STOPPED).await;
+    stopped()
 }
 
 /// Asks a running broker to hand over; whether it did is seen by its lock.
@@ -297,7 +321,7 @@ impl Broker {
         let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Signals)?;
         // A closed terminal must not end the agents.
         let mut hangup = signal(SignalKind::hangup()).map_err(ServeError::Signals)?;
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let places = Places::default();
         loop {
             tokio::select! {
                 accepted = self.control.accept() => self.client(accepted, &places).await,
@@ -363,13 +387,19 @@ impl Broker {
     async fn client(
         &self,
         accepted: std::io::Result<(tokio::net::UnixStream, socket::Peer)>,
-        places: &Arc<Semaphore>,
+        places: &Places,
     ) {
         let Some((stream, peer)) = admit(accepted).await else {
             return;
         };
-        let Ok(place) = Arc::clone(places).try_acquire_owned() else {
+        let Ok(place) = Arc::clone(&places.serve).try_acquire_owned() else {
             tracing::warn!("{CONNECTIONS} clients are connected; one more was refused");
+            if let Ok(place) = Arc::clone(&places.refuse).try_acquire_owned() {
+                tokio::spawn(async move {
+                    endpoint::refuse(stream, CONNECTIONS).await;
+                    drop(place);
+                });
+            }
             return;
         };
         let (manager, about) = (Arc::clone(&self.manager), Arc::clone(&self.about));
@@ -386,6 +416,21 @@ impl Broker {
                 shared.registry.welcome(stream).await;
             }
         });
+    }
+}
+
+/// How many clients there may be.
+struct Places {
+    serve: Arc<Semaphore>,
+    refuse: Arc<Semaphore>,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self {
+            serve: Arc::new(Semaphore::new(CONNECTIONS)),
+            refuse: Arc::new(Semaphore::new(REFUSALS)),
+        }
     }
 }
 

@@ -28,7 +28,7 @@ use interprocess::os::unix::uds_local_socket::tokio::{Listener, Stream};
 use sha2::{Digest, Sha256};
 use tokio::net::UnixStream;
 
-use crate::files::FILE_MODE;
+use crate::files::{self, FILE_MODE};
 use crate::home::{HOME_ENV, SOCKET_ENV};
 use crate::platform::socket_mode;
 
@@ -82,12 +82,14 @@ impl SocketError {
             Self::Unsupported { .. } => format!(
                 "set {HOME_ENV} to a folder on a local file system (for the control socket alone, {SOCKET_ENV})"
             ),
-            Self::Bind { path, .. } => {
+            Self::Bind { path, source } => {
                 let folder = path.parent().unwrap_or(path);
-                format!(
-                    "check that {} is a folder that you can write to",
-                    folder.display()
-                )
+                files::remedy(folder, source).unwrap_or_else(|| {
+                    format!(
+                        "check that {} is a folder that you can write to",
+                        folder.display()
+                    )
+                })
             }
         };
         vec![hint]
@@ -127,14 +129,7 @@ pub struct BoundSocket {
 /// # Errors
 /// [`SocketError`].
 pub fn bind(path: &Path) -> Result<BoundSocket, SocketError> {
-    match fs::symlink_metadata(path) {
-        Ok(found) if !found.file_type().is_socket() => {
-            return Err(SocketError::NotASocket {
-                path: path.to_owned(),
-            });
-        }
-        _ => {}
-    }
+    is_free(path)?;
     let staging = staging_name(path);
     let bound = bind_staging(&staging).and_then(|listener| {
         fs::set_permissions(&staging, Permissions::from_mode(FILE_MODE))?;
@@ -150,6 +145,35 @@ pub fn bind(path: &Path) -> Result<BoundSocket, SocketError> {
         // Nothing better can be done about a leftover than to try.
         let _ = fs::remove_file(&staging);
         bind_error(path, source)
+    })
+}
+
+/// Whether nothing stands at `path` that is not ours to replace.
+///
+/// # Errors
+/// [`SocketError::NotASocket`].
+pub fn is_free(path: &Path) -> Result<(), SocketError> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => Err(SocketError::NotASocket {
+            path: path.to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a socket could be bound at `path`. Changes nothing.
+///
+/// # Errors
+/// As [`bind`].
+pub fn look(path: &Path) -> Result<(), SocketError> {
+    is_free(path)?;
+    let folder = path.parent().unwrap_or(path);
+    let writable = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+    let usable = fs::read_dir(folder)
+        .and_then(|_| rustix::fs::access(folder, writable).map_err(io::Error::from));
+    usable.map_err(|source| SocketError::Bind {
+        path: path.to_owned(),
+        source,
     })
 }
 

@@ -35,11 +35,12 @@ mod tests;
 
 use std::fs::OpenOptions;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ade_protocol::{Fence, SessionId, exit};
-use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
 pub use handle::StateHandle;
 pub use rows::{Flags, QueuedRow, SessionRow, TurnRow};
@@ -149,7 +150,15 @@ impl StateError {
     /// What can be done about it.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
+        if let Self::File { path, source } = self
+            && let Some(remedy) = files::remedy(path, source)
+        {
+            return vec![remedy];
+        }
         let hint = match self {
+            Self::File { path, .. } if files::is_dangling(path) => {
+                "it is a link to nowhere: remove it, or make the folder that it leads to"
+            }
             Self::File { .. } => "the database must be a file of yours in ADE_HOME",
             Self::NewerSchema { .. } => {
                 "use the newer ade that wrote it, or set ADE_HOME to another folder"
@@ -179,6 +188,23 @@ fn failed(operation: &'static str) -> impl Fn(rusqlite::Error) -> StateError {
         }
         _ => StateError::Sql { operation, source },
     }
+}
+
+/// The path as SQLite's URI; `still`: nobody changes the file meanwhile.
+fn uri(path: &Path, still: bool) -> String {
+    use std::fmt::Write;
+    let mut uri = String::from("file:");
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            b'/' | b'.' | b'-' | b'_' => uri.push(char::from(*byte)),
+            byte if byte.is_ascii_alphanumeric() => uri.push(char::from(*byte)),
+            byte => write!(uri, "%{byte:02X}").expect("a string takes everything"),
+        }
+    }
+    if still {
+        uri.push_str("?immutable=1");
+    }
+    uri
 }
 
 /// The open database. One connection, used by one thread.
@@ -214,6 +240,49 @@ impl State {
         conn.set_prepared_statement_cache_capacity(64);
         schema::migrate(&conn)?;
         Ok(Self { conn })
+    }
+
+    /// Whether a broker could use the database, without changing anything in it.
+    /// Only while no broker has it open.
+    ///
+    /// # Errors
+    /// As [`State::open`].
+    pub fn look(path: &Path) -> Result<(), StateError> {
+        match OpenOptions::new().read(true).write(true).open(path) {
+            Ok(_) => {}
+            Err(source)
+                if source.kind() == io::ErrorKind::NotFound && !files::is_dangling(path) =>
+            {
+                return Ok(());
+            }
+            Err(source) => {
+                return Err(StateError::File {
+                    path: path.to_owned(),
+                    source,
+                });
+            }
+        }
+        let failed = failed("read it");
+        // Without a log there is nothing to recover, and SQLite need not even
+        // make the index of one.
+        let log = path.with_extension("db-wal");
+        let still = std::fs::metadata(log).map_or(true, |log| log.len() == 0);
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
+        let conn = Connection::open_with_flags(uri(path, still), flags).map_err(&failed)?;
+        conn.busy_timeout(BUSY_TIMEOUT).map_err(&failed)?;
+        schema::refuse_newer(&conn, path)?;
+        let said: String = conn
+            .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
+            .map_err(&failed)?;
+        if said == "ok" {
+            return Ok(());
+        }
+        let source = rusqlite::Error::SqliteFailure(
+            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT),
+            // The first line only says in which database.
+            said.lines().last().map(str::to_owned),
+        );
+        Err(failed(source))
     }
 
     /// Does several things as one: all of it is written, or nothing. Nested

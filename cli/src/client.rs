@@ -28,13 +28,15 @@ use serde_json::value::RawValue;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::codec::FramedRead;
 
 use crate::error::CommandError;
 
 /// For the connection itself; the listener's queue may be full for a moment.
 const CONNECT: Duration = Duration::from_secs(2);
+/// How long a stopped broker may stay so, twice.
+const STOPPED: Duration = Duration::from_secs(1);
 /// For the handshake, and for answers that need no work.
 pub(crate) const QUICK: Duration = Duration::from_secs(10);
 /// For answers that wait for a worker.
@@ -71,6 +73,8 @@ pub(crate) enum ConnectError {
     Silent {
         /// The control socket.
         socket: PathBuf,
+        /// Who listens, where a connection was made and the system tells.
+        pid: Option<i32>,
         /// How long was waited.
         within: Duration,
     },
@@ -104,6 +108,12 @@ impl ConnectError {
     pub(crate) fn nobody_there(&self) -> bool {
         matches!(self, Self::NotListening { .. })
     }
+
+    /// Whether a broker runs that has no place for one more client.
+    #[must_use]
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, Self::Refused { source, .. } if source.kind() == "too_many_clients")
+    }
 }
 
 impl From<ConnectError> for CommandError {
@@ -119,10 +129,14 @@ impl From<ConnectError> for CommandError {
                     .because(error)
                     .hint("`ade doctor` looks at the socket and the folder above it")
             }
-            ConnectError::Silent { .. } => {
-                Self::new("timed_out", exit::TIMED_OUT, "the broker does not answer")
-                    .because(error)
-                    .hint("`ade doctor` says which process it is")
+            ConnectError::Silent { pid, .. } => {
+                let told = Self::new("timed_out", exit::TIMED_OUT, "the broker does not answer")
+                    .because(error);
+                let hints = pid.map_or_else(
+                    || vec!["`ade doctor` says which process it is".to_owned()],
+                    ade_broker::lock::remedies,
+                );
+                hints.into_iter().fold(told, Self::hint)
             }
             ConnectError::Refused { source, .. } => *source,
             ConnectError::Version { .. } => {
@@ -147,6 +161,8 @@ pub(crate) struct Client {
 struct Wire {
     read: FramedRead<OwnedReadHalf, LineCodec>,
     write: OwnedWriteHalf,
+    /// Who listens, by the word of the system.
+    pid: Option<i32>,
 }
 
 impl Client {
@@ -176,10 +192,20 @@ impl Client {
             protocol_version: PROTOCOL_VERSION,
             client_name: format!("ade {}", std::process::id()),
         };
-        let answer = client
-            .request::<_, InitializeResult>(rpc::INITIALIZE, &params, QUICK)
-            .await;
-        client.broker = answer.map_err(|error| refused(socket, error))?;
+        let pid = client.wire.pid;
+        let silent = |within| ConnectError::Silent {
+            socket: socket.to_owned(),
+            pid,
+            within,
+        };
+        let answer = tokio::select! {
+            answer = client.request::<_, InitializeResult>(rpc::INITIALIZE, &params, QUICK) => answer,
+            () = stays_stopped(pid) => return Err(silent(STOPPED * 2)),
+        };
+        client.broker = answer.map_err(|error| match error.kind() {
+            "timed_out" => silent(QUICK),
+            _ => refused(socket, error),
+        })?;
         let broker = &client.broker;
         if broker.protocol_version != PROTOCOL_VERSION {
             return Err(ConnectError::Version {
@@ -308,10 +334,12 @@ impl Client {
                 early.extend(Notification::from_parts(method, incoming.params));
                 continue;
             }
-            if incoming
+            // An error that answers no request is about the connection.
+            let ours = incoming
                 .id
-                .is_some_and(|answered| answered.get() == id.to_string())
-            {
+                .as_ref()
+                .map_or(incoming.error.is_some(), |to| to.get() == id.to_string());
+            if ours {
                 return match incoming.error {
                     Some(error) => Err(error.into()),
                     None => Ok((incoming.result, early)),
@@ -321,13 +349,26 @@ impl Client {
     }
 }
 
+/// Ends when the process is stopped, and still is a while later: nobody need
+/// wait for it any longer.
+async fn stays_stopped(pid: Option<i32>) {
+    let Some(pid) = pid else {
+        return std::future::pending().await;
+    };
+    let mut before = false;
+    loop {
+        sleep(STOPPED).await;
+        let now = ade_broker::lock::is_stopped(pid);
+        if now && before {
+            return;
+        }
+        before = now;
+    }
+}
+
 fn refused(socket: &Path, error: CommandError) -> ConnectError {
     let socket = socket.to_owned();
     match error.kind() {
-        "timed_out" => ConnectError::Silent {
-            socket,
-            within: QUICK,
-        },
         "broker_gone" => {
             let source = io::Error::new(io::ErrorKind::ConnectionReset, error.to_string());
             ConnectError::NotListening { socket, source }
@@ -351,10 +392,11 @@ fn gone(socket: &Path, error: io::Error) -> CommandError {
 
 async fn connect(socket: &Path) -> Result<Wire, ConnectError> {
     let path = socket.to_owned();
-    let stream = match timeout(CONNECT, UnixStream::connect(socket)).await {
+    let stream = match timeout(CONNECT, patiently(socket)).await {
         Err(_) => {
             return Err(ConnectError::Silent {
                 socket: path,
+                pid: None,
                 within: CONNECT,
             });
         }
@@ -373,11 +415,25 @@ async fn connect(socket: &Path) -> Result<Wire, ConnectError> {
         }
         Ok(Ok(stream)) => stream,
     };
+    let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
     let (read, write) = stream.into_split();
     Ok(Wire {
+        pid,
         read: FramedRead::new(read, LineCodec::default()),
         write,
     })
+}
+
+/// Connects. While the listener's queue is full the system refuses at once:
+/// then again a little later, for as long as the caller lets it.
+async fn patiently(socket: &Path) -> io::Result<UnixStream> {
+    const PAUSE: Duration = Duration::from_millis(20);
+    loop {
+        match UnixStream::connect(socket).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(PAUSE).await,
+            connected => return connected,
+        }
+    }
 }
 
 impl Wire {

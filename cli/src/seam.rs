@@ -28,13 +28,7 @@ pub(crate) async fn serve(
         pi_host: ade_workers::hosts::PI_HOST,
         replace,
     };
-    ade_broker::serve(options).await.map_err(|error| {
-        let mut told = CommandError::new(error.kind(), error.exit_code(), error.to_string());
-        for hint in error.hints() {
-            told = told.hint(hint);
-        }
-        told.because(error)
-    })
+    ade_broker::serve(options).await.map_err(serve_error)
 }
 
 /// What a broker that is gone left behind.
@@ -70,6 +64,30 @@ pub(crate) fn left_behind(home: &Home) -> Left {
         }
     }
     left
+}
+
+/// What keeps a broker of this home from starting, as errors of the command
+/// line. Only while none runs.
+#[must_use]
+pub(crate) fn obstacles(home: &Home) -> Vec<CommandError> {
+    let found = ade_broker::preflight::obstacles(home);
+    found.into_iter().map(serve_error).collect()
+}
+
+/// Whether a broker's files find room.
+///
+/// # Errors
+/// The folder, why not, and what to do.
+pub(crate) fn room(home: &Home) -> Result<(), CommandError> {
+    ade_broker::preflight::room(home).map_err(|error| serve_error(error.into()))
+}
+
+fn serve_error(error: ade_broker::ServeError) -> CommandError {
+    let told = CommandError::new(error.kind(), error.exit_code(), error.to_string());
+    let hints = error.hints();
+    hints
+        .into_iter()
+        .fold(told.because(error), CommandError::hint)
 }
 
 /// The kinds of agents, looked at from here.

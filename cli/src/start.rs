@@ -27,6 +27,8 @@ use tokio::time::{Instant, sleep};
 use crate::client::{Client, ConnectError};
 use crate::context::home_error;
 use crate::error::CommandError;
+use crate::output::full_message;
+use crate::seam;
 
 /// How long a broker may take until it answers; once more as long when it
 /// holds the lock by then.
@@ -35,6 +37,7 @@ const START: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(15);
 /// Most bytes that are read of what a broker said before it failed.
 const LAST_WORDS: u64 = 4096;
+const NOT_STARTED: &str = "the broker could not be started";
 /// Set for everything that a chat starts; a broker is nobody's chat.
 const CHAT_ENV: &str = "ADE_CHAT_SESSION_ID";
 
@@ -128,7 +131,15 @@ impl Starter {
             Ok(None) => Ok(()),
             // Somebody else's broker is about to answer.
             Ok(Some(status)) if status.code() == Some(i32::from(exit::ALREADY_RUNNING)) => Ok(()),
-            Ok(Some(status)) => Err(gave_up(status, &last_words(&self.said))),
+            Ok(Some(status)) => {
+                let said = last_words(&self.said);
+                if said.trim().is_empty()
+                    && let Some(obstacle) = seam::obstacles(&self.home).into_iter().next()
+                {
+                    return Err(silenced(&obstacle));
+                }
+                Err(gave_up(status, &said))
+            }
             Err(source) => {
                 Err(CommandError::failed("could not look after the broker").because(source))
             }
@@ -137,14 +148,14 @@ impl Starter {
 
     fn spawn(&self) -> Result<Child, CommandError> {
         let failed = |source: std::io::Error| {
-            CommandError::new(
-                "start_failed",
-                exit::NO_BROKER,
-                "the broker could not be started",
-            )
-            .because(source)
+            CommandError::new("start_failed", exit::NO_BROKER, NOT_STARTED).because(source)
         };
-        let said = private_file(&self.said, true).map_err(failed)?;
+        let said = private_file(&self.said, true).map_err(|source| {
+            let obstacles = seam::obstacles(&self.home);
+            obstacles
+                .first()
+                .map_or_else(|| failed(with_path(&self.said, &source)), silenced)
+        })?;
         serve_command(&self.home, &["--detached"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -201,6 +212,19 @@ fn private_file(path: &Path, truncate: bool) -> std::io::Result<File> {
         .open(path)
 }
 
+fn with_path(path: &Path, source: &std::io::Error) -> std::io::Error {
+    std::io::Error::new(source.kind(), format!("{}: {source}", path.display()))
+}
+
+/// For a broker that could not even say why it ended: what is in its way was
+/// found out here.
+fn silenced(obstacle: &CommandError) -> CommandError {
+    let error = CommandError::new("start_failed", exit::NO_BROKER, NOT_STARTED)
+        .because(full_message(obstacle));
+    let hints = obstacle.hints().iter().cloned();
+    hints.fold(error, CommandError::hint)
+}
+
 fn last_words(path: &Path) -> String {
     let read = || -> std::io::Result<String> {
         let mut file = File::open(path)?;
@@ -219,7 +243,7 @@ fn gave_up(status: ExitStatus, said: &str) -> CommandError {
         None | Some(exit::OK | exit::FAILED) => exit::NO_BROKER,
         Some(code) => code,
     };
-    let mut error = CommandError::new("start_failed", code, "the broker could not be started");
+    let mut error = CommandError::new("start_failed", code, NOT_STARTED);
     let mut causes = Vec::new();
     let mut hints = Vec::new();
     for line in said.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -232,7 +256,9 @@ fn gave_up(status: ExitStatus, said: &str) -> CommandError {
         }
     }
     error = if causes.is_empty() {
-        error.because(format!("it ended with {status} and said nothing"))
+        error
+            .because(format!("it ended with {status} and said nothing"))
+            .hint("`ade doctor` looks for what is in its way")
     } else {
         error.because(causes.join(": "))
     };

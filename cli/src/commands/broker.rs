@@ -168,7 +168,9 @@ pub(super) async fn stop(context: &Context) -> Result<(), CommandError> {
     let home = context.home()?;
     let client = match Client::connect(&home.control_socket()).await {
         Ok(client) => client,
-        Err(error) if error.nobody_there() => return nothing_to_stop(context, &home).await,
+        Err(error) if error.nobody_there() || error.is_full() => {
+            return nothing_to_stop(context, &home).await;
+        }
         Err(ConnectError::Version { pid, .. }) => return stop_by_signal(context, pid).await,
         Err(error) => return Err(error.into()),
     };
@@ -191,7 +193,8 @@ async fn stop_it(context: &Context, mut client: Client) -> Result<(), CommandErr
 }
 
 async fn nothing_to_stop(context: &Context, home: &Home) -> Result<(), CommandError> {
-    // One that is starting, or stopping, holds the lock without listening.
+    // One that is starting, or stopping, holds the lock without listening; one
+    // that has no place for us hears a signal.
     if let Ok(Some(holder)) = lock::holder(home) {
         let pid = u32::try_from(holder.pid).unwrap_or_default();
         return stop_by_signal(context, pid).await;
@@ -242,8 +245,10 @@ async fn gone(
                 "the broker with pid {pid} did not end within {} s",
                 STOP.as_secs()
             );
-            return Err(CommandError::new("timed_out", exit::TIMED_OUT, message)
-                .hint("`ade doctor` shows what it still has; its log says what it waits for"));
+            let error = CommandError::new("timed_out", exit::TIMED_OUT, message);
+            let raw = identity.pid.get();
+            let hints = lock::remedies(raw).into_iter();
+            return Err(hints.fold(error, CommandError::hint));
         }
         sleep(LOOK).await;
     }

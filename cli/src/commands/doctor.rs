@@ -2,14 +2,16 @@
 //! and changes nothing.
 
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::time::Duration;
 
 use ade_broker::config::Config;
 use ade_broker::home::Home;
 use ade_broker::lock;
-use ade_protocol::action::{BrokerStatus, ConfigValue, Nothing, ProviderList, name};
+use ade_protocol::action::{BrokerStatus, ConfigValue, Nothing, ProviderInfo, ProviderList, name};
 use ade_protocol::exit;
 use serde::Serialize;
+use tokio::time::sleep;
 
 use crate::client::{Client, ConnectError, QUICK, WORKER};
 use crate::context::Context;
@@ -17,6 +19,9 @@ use crate::error::CommandError;
 use crate::output::{Style, full_message};
 use crate::seam;
 use crate::table::Table;
+
+/// Pause between two looks at a broker that begins or ends.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// How one finding stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -96,11 +101,44 @@ pub(super) async fn run(context: &Context) -> Result<(), CommandError> {
 async fn look(home: &Home, report: &mut Report) {
     folder(home, report);
     configuration(home, report);
-    let running = broker(home, report).await;
-    if running.is_none() {
+    let found = broker(home, report).await;
+    if matches!(found, Found::None) {
         leftovers(home, report);
+        obstacles(home, report);
+    } else if let Err(error) = seam::room(home) {
+        report.error("home", &error);
     }
+    let running = match found {
+        Found::Serves(client) => Some(*client),
+        Found::Unheard | Found::None => None,
+    };
     providers(home, running, report).await;
+}
+
+/// What of a broker was found.
+enum Found {
+    /// One that answers.
+    Serves(Box<Client>),
+    /// One that holds the lock and was not talked to: what is there is its own.
+    Unheard,
+    /// None.
+    None,
+}
+
+/// What keeps the next broker from starting. The folder was looked at already.
+fn obstacles(home: &Home, report: &mut Report) {
+    if home.inspect().is_err() {
+        return;
+    }
+    for error in seam::obstacles(home) {
+        let area = match error.kind() {
+            "lock" => "lock",
+            "state" => "state",
+            "socket" => "socket",
+            _ => "home",
+        };
+        report.error(area, &error);
+    }
 }
 
 fn executable(report: &mut Report) {
@@ -112,6 +150,9 @@ fn executable(report: &mut Report) {
 fn folder(home: &Home, report: &mut Report) {
     let root = home.root();
     let shown = root.display();
+    if let Err(error) = home.inspect() {
+        return report.hand("home", crate::seam::chain(&error), error.hints().join("; "));
+    }
     let found = match fs::metadata(root) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return report.note(
@@ -129,21 +170,8 @@ fn folder(home: &Home, report: &mut Report) {
         }
         Ok(found) => found,
     };
-    let user = nix::unistd::geteuid().as_raw();
     let mode = found.permissions().mode() & 0o7777;
-    if !found.is_dir() {
-        report.hand("home", format!("{shown} is not a folder"), "move it away");
-    } else if found.uid() != user {
-        let text = format!(
-            "{shown} belongs to user {}, and this is user {user}",
-            found.uid()
-        );
-        report.hand(
-            "home",
-            text,
-            "run ade as that user, or choose another folder with --home",
-        );
-    } else if mode != 0o700 {
+    if mode != 0o700 {
         let text = format!("{shown} has mode {mode:04o} instead of 0700");
         report.hand("home", text, format!("chmod 700 {shown}"));
     } else {
@@ -174,32 +202,30 @@ fn configuration(home: &Home, report: &mut Report) {
 }
 
 /// Looks at the lock and the socket; gives the connection when a broker runs.
-async fn broker(home: &Home, report: &mut Report) -> Option<Client> {
+async fn broker(home: &Home, report: &mut Report) -> Found {
     let socket = home.control_socket();
     let shown = socket.display();
-    let holder = lock::holder(home);
-    let connected = Client::connect(&socket).await;
+    let mut connected = Client::connect(&socket).await;
+    let mut holder = lock::holder(home);
+    // One that begins or ends just now is looked at again when it has.
+    for _ in 0..5 {
+        let between = connected.as_ref().is_err_and(ConnectError::nobody_there)
+            && matches!(holder, Ok(Some(_)));
+        if !between {
+            break;
+        }
+        sleep(LOOK).await;
+        connected = Client::connect(&socket).await;
+        holder = lock::holder(home);
+    }
     match (connected, holder) {
         (Ok(mut client), _) => {
             running(&mut client, report).await;
-            return Some(client);
+            return Found::Serves(Box::new(client));
         }
         (Err(error), Ok(Some(holder))) => {
-            let text = format!(
-                "process {} holds the lock since {} and {}",
-                holder.pid,
-                holder.started_at,
-                if matches!(error, ConnectError::Version { .. }) {
-                    error.to_string()
-                } else {
-                    "does not answer".to_owned()
-                }
-            );
-            report.hand(
-                "broker",
-                text,
-                "wait a moment; else `ade serve --replace`, or end that process",
-            );
+            unheard(&error.into(), &holder, report);
+            return Found::Unheard;
         }
         (Err(error), Ok(None)) if error.nobody_there() => {
             report.note("broker", "none runs; commands start one when they need it");
@@ -210,11 +236,8 @@ async fn broker(home: &Home, report: &mut Report) -> Option<Client> {
                     "socket",
                     format!("{shown} is a leftover; the next broker replaces it"),
                 ),
-                Ok(false) => report.hand(
-                    "socket",
-                    format!("{shown} is no socket"),
-                    format!("move {shown} away"),
-                ),
+                // Told with what keeps a broker from starting.
+                Ok(false) => {}
                 Err(_) => report.ok("socket", format!("{shown} (nobody listens)")),
             }
         }
@@ -225,7 +248,25 @@ async fn broker(home: &Home, report: &mut Report) -> Option<Client> {
             report.hand("broker", text, "make it readable for you");
         }
     }
-    None
+    Found::None
+}
+
+/// A broker runs, and talking to it failed.
+fn unheard(error: &CommandError, holder: &lock::Holder, report: &mut Report) {
+    let what = match error.kind() {
+        "timed_out" if lock::is_stopped(holder.pid) => "is stopped, so it answers nobody".into(),
+        "timed_out" | "no_broker" => "does not answer".into(),
+        _ => full_message(error),
+    };
+    let text = format!(
+        "process {} holds the lock since {} and {what}",
+        holder.pid, holder.started_at
+    );
+    let remedies = match error.kind() {
+        "timed_out" | "no_broker" => lock::remedies(holder.pid),
+        _ => error.hints().to_vec(),
+    };
+    report.hand("broker", text, remedies.join("; "));
 }
 
 async fn running(client: &mut Client, report: &mut Report) {
@@ -320,6 +361,7 @@ async fn providers(home: &Home, running: Option<Client>, report: &mut Report) {
         }
         None => seam::providers(home).await,
     };
+    only_runnable(&list, report);
     for info in list {
         let version = info.version.unwrap_or_default();
         let path = info
@@ -335,6 +377,29 @@ async fn providers(home: &Home, running: Option<Client>, report: &mut Report) {
                 report.note("provider", format!("{}: {why}", info.provider));
             }
         }
+    }
+}
+
+/// Leaves out the settings of agents that this build cannot run. One that
+/// somebody has set is named: it does nothing.
+fn only_runnable(list: &[ProviderInfo], report: &mut Report) {
+    let of = |setting: &ConfigValue| {
+        let (agent, _) = setting.name.strip_prefix("providers.")?.split_once('.')?;
+        Some(agent.to_owned())
+    };
+    let (kept, idle): (Vec<_>, Vec<_>) =
+        std::mem::take(&mut report.config)
+            .into_iter()
+            .partition(|setting| {
+                of(setting).is_none_or(|agent| list.iter().any(|info| info.provider == agent))
+            });
+    report.config = kept;
+    for setting in idle.iter().filter(|setting| setting.origin != "default") {
+        let text = format!(
+            "`{}` is set ({}), and this ade runs no such agent",
+            setting.name, setting.origin
+        );
+        report.note("config", text);
     }
 }
 
