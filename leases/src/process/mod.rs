@@ -26,6 +26,7 @@ mod macos;
 #[cfg(target_os = "macos")]
 use macos as platform;
 
+pub mod cgroup;
 mod identity;
 mod signals;
 mod tree;
