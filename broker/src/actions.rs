@@ -356,6 +356,7 @@ fn status(manager: &Manager, about: &About) -> BrokerStatus {
         open_cards: views.iter().map(|view| view.cards.len()).sum(),
         clients: about.clients.load(std::sync::atomic::Ordering::Relaxed),
         fds: crate::limits::fd_usage().unwrap_or((0, 0)),
+        cgroup: Some(manager.shared().cgroups.about().to_owned()),
         config: manager.shared().config.values(),
     }
 }

@@ -227,6 +227,12 @@ fn settings() -> Vec<Setting> {
         env,
     };
     all.extend([
+        Setting {
+            name: "worker.cgroup".into(),
+            form: Form::Choice(&["auto", "off"]),
+            default: Value::Word("auto".into()),
+            env: &[],
+        },
         path("providers.pi.node", &["ADE_NODE"]),
         path(
             "providers.pi.package_root",
@@ -469,6 +475,13 @@ impl Config {
         } else {
             RecoveryKind::Resume
         }
+    }
+
+    /// Whether each worker's tree is kept in a cgroup of its own, where the
+    /// system has it.
+    #[must_use]
+    pub fn wants_cgroups(&self) -> bool {
+        !matches!(self.values.get("worker.cgroup"), Some((Value::Word(word), _)) if word == "off")
     }
 
     /// How often starts may fail.

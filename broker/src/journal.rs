@@ -16,6 +16,7 @@ use std::io;
 use std::path::PathBuf;
 
 use ade_leases::process::ProcessIdentity;
+use ade_leases::process::cgroup::Cgroup;
 use ade_protocol::{Generation, SessionId, WorkerId};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -44,6 +45,9 @@ pub struct Entry {
     pub token_hash: String,
     /// When it was started: RFC 3339, UTC, milliseconds.
     pub started_at: String,
+    /// What its host and everything below that live in, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<Cgroup>,
     /// Absent while it is being started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<ProcessIdentity>,
@@ -77,6 +81,15 @@ pub fn remove(home: &Home, worker: &WorkerId) {
             tracing::warn!(%error, path = %path.display(), "a journal was not removed");
         }
     }
+}
+
+/// The journal of one worker; `None` when it has none that can be read.
+#[must_use]
+pub fn read(home: &Home, worker: &WorkerId) -> Option<Entry> {
+    let path = home.journal(worker);
+    let fits = fs::symlink_metadata(&path).is_ok_and(|found| found.len() <= MAX_JOURNAL);
+    let content = fits.then(|| fs::read(&path).ok()).flatten()?;
+    serde_json::from_slice(&content).ok()
 }
 
 /// Every journal of the home.
@@ -147,6 +160,7 @@ mod tests {
             mark: "mark".into(),
             token_hash: token_hash("canary"),
             started_at: "t".into(),
+            cgroup: None,
             identity: None,
         }
     }

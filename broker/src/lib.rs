@@ -15,6 +15,7 @@
 pub mod actions;
 pub mod budget;
 pub mod cards;
+pub mod cgroups;
 pub mod classify;
 pub mod clock;
 pub mod config;

@@ -23,6 +23,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::actions::About;
+use crate::cgroups::Cgroups;
 use crate::config::{Config, ConfigError};
 use crate::home::{Home, HomeError};
 use crate::hub::Hub;
@@ -266,9 +267,11 @@ impl Broker {
         let state = StateHandle::start(State::open(&home.state_db())?);
         let fence = state.run(State::next_fence).await?;
         let takeover = takeover::find(&home, &state).await?;
+        let cgroups = Cgroups::prepare(&home, config.wants_cgroups());
         sweep_leftovers(&home, takeover.workers()).await;
+        cgroups.tidy(&home);
         leftovers::close(&home, &state, &takeover).await?;
-        let spawner = Spawner::start(&home, None)?;
+        let spawner = Spawner::start(&home, None, cgroups.clone())?;
         let env = std::env::vars_os()
             .filter_map(|(name, value)| name.into_string().ok().map(|name| (name, value)))
             .collect();
@@ -284,6 +287,7 @@ impl Broker {
             config,
             providers,
             state,
+            cgroups,
             spawner,
             registry: Registry::default(),
             hub,
@@ -362,6 +366,7 @@ impl Broker {
             }
             () = welcome => {}
         }
+        self.manager.shared().cgroups.close();
         Ok(())
     }
 

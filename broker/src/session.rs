@@ -51,6 +51,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::cards::AnswerError;
 use crate::shared::Shared;
 use crate::state::SessionRow;
+use crate::sweep::Survivor;
 use crate::turn::Failure;
 
 pub use adopt::{Legacy, LegacyTurn};
@@ -120,8 +121,13 @@ pub(crate) enum Command {
     },
     /// A departing worker has climbed its stop ladder.
     StopStage { worker: WorkerId, stage: String },
-    /// A worker and its tree are gone; these processes survived SIGKILL.
-    Gone { survivors: Vec<i32> },
+    /// A departing worker can't end: these processes survive SIGKILL.
+    Stuck {
+        worker: WorkerId,
+        survivors: Vec<Survivor>,
+    },
+    /// A worker and its tree are gone.
+    Gone,
     /// A request was not answered in time.
     Overdue {
         generation: Generation,

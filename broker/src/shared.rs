@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ade_protocol::Fence;
 
+use crate::cgroups::Cgroups;
 use crate::config::Config;
 use crate::home::Home;
 use crate::hub::Hub;
@@ -25,6 +26,8 @@ pub struct Shared {
     pub providers: Arc<Providers>,
     /// What survives a broker.
     pub state: StateHandle,
+    /// Where the cgroups of workers are made.
+    pub cgroups: Cgroups,
     /// Starts processes.
     pub spawner: Spawner,
     /// Workers whose connection is expected.

@@ -5,7 +5,8 @@
 //! started from.
 //!
 //! Order of a start, and what it is good for:
-//! 1. the journal, without the identity: a worker never exists unrecorded;
+//! 1. the cgroup, where there can be one, and the journal, without the
+//!    identity: a worker never exists unrecorded;
 //! 2. the process, as `ade-worker`, with an environment made from nothing and
 //!    the home as its folder: it waits for its first line;
 //! 3. the journal again, with the identity;
@@ -26,12 +27,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use ade_leases::process::cgroup::Cgroup;
 use ade_leases::process::{self, Pid, ProcessIdentity, Signal, Target};
 use ade_protocol::boot::{WORKER_ARGV0, WorkerBoot};
 use ade_protocol::exit;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::cgroups::{self, Cgroups};
 use crate::home::Home;
 use crate::journal::{self, Entry};
 use crate::limits::{self, LimitError};
@@ -150,6 +153,8 @@ pub struct Spawned {
     pub pid: i32,
     /// Its identity, for signals.
     pub identity: ProcessIdentity,
+    /// What its host will live in, where it has one.
+    pub cgroup: Option<Cgroup>,
     /// How it ended, once it has.
     pub exit: watch::Receiver<Option<Exit>>,
 }
@@ -166,11 +171,16 @@ pub struct Spawner {
 impl Spawner {
     /// Starts the thread, and the collecting of ended processes. `executable`:
     /// what is started as a worker, absent: the running executable itself, so
-    /// that broker and worker are never of two versions.
+    /// that broker and worker are never of two versions. `cgroups`: where each
+    /// gets its cgroup.
     ///
     /// # Errors
     /// [`SpawnError::Reaper`], or the executable cannot be found.
-    pub fn start(home: &Home, executable: Option<PathBuf>) -> Result<Self, SpawnError> {
+    pub fn start(
+        home: &Home,
+        executable: Option<PathBuf>,
+        cgroups: Cgroups,
+    ) -> Result<Self, SpawnError> {
         reap::start().map_err(SpawnError::Reaper)?;
         let executable = executable.map_or_else(platform::own_executable, Ok);
         let executable = executable.map_err(|source| SpawnError::Execute {
@@ -181,7 +191,7 @@ impl Spawner {
         let home = home.clone();
         std::thread::Builder::new()
             .name("spawner".into())
-            .spawn(move || work(&home, &executable, queue))
+            .spawn(move || work(&home, &executable, &cgroups, queue))
             .map_err(SpawnError::Reaper)?;
         Ok(Self { jobs })
     }
@@ -201,22 +211,27 @@ impl Spawner {
     }
 }
 
-fn work(home: &Home, executable: &Path, mut queue: mpsc::Receiver<Job>) {
+fn work(home: &Home, executable: &Path, cgroups: &Cgroups, mut queue: mpsc::Receiver<Job>) {
     while let Some((spec, reply)) = queue.blocking_recv() {
         if reply.is_closed() {
             continue;
         }
         let worker = spec.boot.worker_id.clone();
-        if let Err(Ok(orphan)) = reply.send(start_worker(home, executable, spec)) {
+        if let Err(Ok(orphan)) = reply.send(start_worker(home, executable, cgroups, spec)) {
             // It has done nothing yet: before it is accepted it starts no host.
             let _ = process::signal(&Target::Process(orphan.identity), Signal::SIGKILL);
             reap::wait_for(orphan.pid, &orphan.exit, Instant::now() + REAP_BOUND);
-            journal::remove(home, &worker);
+            cgroups::forget(home, &worker, orphan.cgroup.as_ref());
         }
     }
 }
 
-fn start_worker(home: &Home, executable: &Path, spec: WorkerSpec) -> Result<Spawned, SpawnError> {
+fn start_worker(
+    home: &Home,
+    executable: &Path,
+    cgroups: &Cgroups,
+    mut spec: WorkerSpec,
+) -> Result<Spawned, SpawnError> {
     limits::check_room(DESCRIPTORS).map_err(SpawnError::NoRoom)?;
     let entry = Entry {
         worker_id: spec.boot.worker_id.clone(),
@@ -226,11 +241,13 @@ fn start_worker(home: &Home, executable: &Path, spec: WorkerSpec) -> Result<Spaw
         mark: spec.mark.clone(),
         token_hash: journal::token_hash(&spec.boot.token),
         started_at: clock::timestamp(),
+        cgroup: cgroups.make(&spec.boot.worker_id),
         identity: None,
     };
+    spec.boot.cgroup = entry.cgroup.as_ref().map(ToString::to_string);
     let started = record_and_start(home, executable, spec, entry.clone());
     if started.is_err() {
-        journal::remove(home, &entry.worker_id);
+        cgroups::forget(home, &entry.worker_id, entry.cgroup.as_ref());
     }
     started
 }
@@ -272,6 +289,7 @@ fn record_and_start(
     Ok(Spawned {
         pid,
         identity,
+        cgroup: entry.cgroup,
         exit,
     })
 }

@@ -1,7 +1,8 @@
 //! Ending what a dead broker, or a killed worker, left.
 //!
 //! Only proved processes are touched: a worker by the identity in its journal,
-//! everything below it by the mark in its environment. A pid that was given to
+//! everything below it by the mark in its environment, and, where it has one, by
+//! the worker's own cgroup ([`crate::cgroups`]). A pid that was given to
 //! somebody else, a journal of another boot, and a process that cannot be
 //! identified are left alone.
 //!
@@ -14,14 +15,19 @@
 //! Everything in here blocks, and every wait has an end.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use ade_leases::process::{self, DeadProof, Liveness, Pid, ProcessIdentity, Sent, Signal, Target};
+use ade_leases::process::cgroup::Cgroup;
+use ade_leases::process::{
+    self, DeadProof, Liveness, Pid, ProcessEntry, ProcessIdentity, Sent, Signal, Target,
+};
 use ade_protocol::WorkerId;
 use ade_protocol::boot::{MARK_ENV, WorkerTiming};
 
+use crate::cgroups;
 use crate::files::STAGING;
 use crate::home::Home;
 use crate::journal::{self, Entry};
@@ -50,6 +56,30 @@ impl Default for Grace {
     }
 }
 
+/// A process that was sent SIGKILL and is still there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Survivor {
+    /// Its pid.
+    pub pid: i32,
+    /// The short name that it goes by.
+    pub name: String,
+    /// The kernel's letter for what it does: `D` waits and can't be woken.
+    pub state: char,
+}
+
+impl fmt::Display for Survivor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}, state {})", self.pid, self.name, self.state)
+    }
+}
+
+/// Survivors in words.
+#[must_use]
+pub fn named(survivors: &[Survivor]) -> String {
+    let each: Vec<String> = survivors.iter().map(ToString::to_string).collect();
+    each.join(", ")
+}
+
 /// What a sweep did. Pids are those of our pid namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
@@ -60,7 +90,7 @@ pub struct SweepReport {
     /// Other processes with a worker's mark that were killed.
     pub strays: Vec<i32>,
     /// What survived SIGKILL; journals of these stay.
-    pub survivors: Vec<i32>,
+    pub survivors: Vec<Survivor>,
     /// Workers of which nothing can be said from here; their journals stay.
     pub unknown: Vec<WorkerId>,
     /// Journals that were removed.
@@ -77,7 +107,7 @@ pub struct StrayReport {
     /// Those that were killed.
     pub killed: Vec<i32>,
     /// Those that were still there at the end.
-    pub survivors: Vec<i32>,
+    pub survivors: Vec<Survivor>,
     /// Why the process table could not be searched.
     pub problem: Option<String>,
 }
@@ -86,6 +116,18 @@ pub struct StrayReport {
 struct Left {
     entry: Entry,
     alive: Option<ProcessIdentity>,
+    /// What its worker waits for, which lives and holds the lease until then.
+    stuck: Vec<Survivor>,
+}
+
+impl Left {
+    fn new(entry: Entry, alive: Option<ProcessIdentity>) -> Self {
+        Self {
+            entry,
+            alive,
+            stuck: Vec::new(),
+        }
+    }
 }
 
 /// Ends everything that the journals of the home name. The caller holds the
@@ -119,45 +161,88 @@ pub fn run_sparing(home: &Home, grace: Grace, spare: &BTreeSet<WorkerId>) -> Swe
             Some(Liveness::Unknown(_)) => report.unknown.push(entry.worker_id),
             Some(Liveness::Alive) => {
                 let alive = entry.identity.clone();
-                left.push(Left { entry, alive });
+                left.push(Left::new(entry, alive));
             }
-            Some(Liveness::Dead(_)) | None => left.push(Left { entry, alive: None }),
+            Some(Liveness::Dead(_)) | None => left.push(Left::new(entry, None)),
         }
     }
     end_workers(&mut left, grace, &mut report);
-    for Left { entry, alive } in left {
+    for Left {
+        entry,
+        alive,
+        stuck,
+    } in left
+    {
+        if !stuck.is_empty() && is_alive(alive.as_ref()) {
+            report.survivors.extend(stuck);
+            continue;
+        }
         // Each has the whole grace: what does not die in it is stuck in the
         // kernel, and there is hardly ever more than one such.
-        let strays = end_marked(&entry.mark, Instant::now() + grace.kill);
-        let alive = alive.filter(|worker| worker.liveness() == Liveness::Alive);
+        let cgroup = cgroups::of(&entry);
+        let strays = end_strays(&entry.mark, cgroup.as_ref(), Instant::now() + grace.kill);
+        let alive = alive.filter(|worker| is_alive(Some(worker)));
         report.strays.extend(strays.killed);
         report.problems.extend(strays.problem.clone());
         if strays.survivors.is_empty() && strays.problem.is_none() && alive.is_none() {
             forget(home, &entry, &mut report);
         }
         report.survivors.extend(strays.survivors);
-        report
-            .survivors
-            .extend(alive.map(|worker| worker.pid.get()));
+        report.survivors.extend(survivors(alive.as_slice()));
     }
     // A worker carries its own mark.
     let workers: BTreeSet<i32> = report.ended.iter().chain(&report.killed).copied().collect();
     report.strays.retain(|pid| !workers.contains(pid));
-    report.survivors.sort_unstable();
+    report.survivors.sort_by_key(|survivor| survivor.pid);
     report.survivors.dedup();
     remove_litter(home, &mut report);
     report
 }
 
-/// Kills everything that carries `mark`, again and again until nothing is left
-/// or `bound` is over. For what a worker left that did not end in order.
+/// Kills everything that carries `mark` or lives in the cgroup, again and again
+/// until nothing is left or `bound` is over. For what a worker left that did not
+/// end in order.
 #[must_use]
-pub fn strays(mark: &str, bound: Duration) -> StrayReport {
-    end_marked(mark, Instant::now() + bound)
+pub fn strays(mark: &str, cgroup: Option<&Cgroup>, bound: Duration) -> StrayReport {
+    end_strays(mark, cgroup, Instant::now() + bound)
+}
+
+/// What is left below a worker when all of it was sent SIGKILL and lives on:
+/// the worker has done what can be done and waits for the kernel. Empty when
+/// nothing is below it, or something is that may still act.
+#[must_use]
+pub fn stuck_below(worker: &ProcessIdentity) -> Vec<Survivor> {
+    if worker.liveness() != Liveness::Alive {
+        return Vec::new();
+    }
+    let table = process::table().unwrap_or_default();
+    let below = process::descendants(worker.pid, &table);
+    let alive: Vec<_> = below.iter().filter(|row| !row.is_zombie()).collect();
+    if alive.iter().all(|row| process::is_being_killed(row.pid)) {
+        alive.into_iter().map(survivor).collect()
+    } else {
+        Vec::new()
+    }
+}
+
+fn survivor(row: &ProcessEntry) -> Survivor {
+    Survivor {
+        pid: row.pid.get(),
+        name: row.name.clone(),
+        state: row.state,
+    }
+}
+
+/// Those of some processes that are there still.
+#[must_use]
+pub fn survivors(processes: &[ProcessIdentity]) -> Vec<Survivor> {
+    let rows = process::rows_of(processes).unwrap_or_default();
+    let alive = rows.iter().filter(|row| !row.is_zombie());
+    alive.map(survivor).collect()
 }
 
 fn forget(home: &Home, entry: &Entry, report: &mut SweepReport) {
-    journal::remove(home, &entry.worker_id);
+    cgroups::forget(home, &entry.worker_id, cgroups::of(entry).as_ref());
     report.removed += 1;
 }
 
@@ -175,7 +260,11 @@ fn end_workers(left: &mut [Left], grace: Grace, report: &mut SweepReport) {
     }
     let ended = wait_for_ends(left, Instant::now() + grace.term);
     report.ended.extend(ended);
-    for worker in left.iter().filter_map(|left| left.alive.as_ref()) {
+    for one in left.iter_mut() {
+        one.stuck = one.alive.as_ref().map(stuck_below).unwrap_or_default();
+    }
+    let to_kill = left.iter().filter(|left| left.stuck.is_empty());
+    for worker in to_kill.filter_map(|left| left.alive.as_ref()) {
         for target in [
             Target::Group(worker.clone()),
             Target::Process(worker.clone()),
@@ -195,17 +284,22 @@ fn wait_for_ends(left: &mut [Left], deadline: Instant) -> Vec<i32> {
             let over = |worker: &mut ProcessIdentity| worker.liveness() != Liveness::Alive;
             ended.extend(one.alive.take_if(over).map(|worker| worker.pid.get()));
         }
-        if left.iter().all(|one| one.alive.is_none()) || Instant::now() >= deadline {
+        let mut awaited = left.iter().filter(|one| one.stuck.is_empty());
+        if awaited.all(|one| one.alive.is_none()) || Instant::now() >= deadline {
             return ended;
         }
         std::thread::sleep(POLL);
     }
 }
 
-fn end_marked(mark: &str, deadline: Instant) -> StrayReport {
+fn is_alive(worker: Option<&ProcessIdentity>) -> bool {
+    worker.is_some_and(|worker| worker.liveness() == Liveness::Alive)
+}
+
+fn end_strays(mark: &str, cgroup: Option<&Cgroup>, deadline: Instant) -> StrayReport {
     let mut killed = BTreeSet::new();
     loop {
-        let found = match process::marked(MARK_ENV, mark) {
+        let mut found = match process::marked(MARK_ENV, mark) {
             Ok(found) => found,
             Err(error) => {
                 let problem = Some(format!("the process table could not be searched: {error}"));
@@ -216,14 +310,14 @@ fn end_marked(mark: &str, deadline: Instant) -> StrayReport {
                 };
             }
         };
+        // After the mark: what a stray did to hide it does not help it here.
+        let members = cgroup.map(|cgroup| cgroup.members().unwrap_or_default());
+        found.extend(members.unwrap_or_default());
         // A broker that was started by an agent carries a mark itself.
-        let mut found: Vec<_> = found
-            .into_iter()
-            .filter(|one| one.pid != Pid::own())
-            .collect();
+        found.retain(|one| one.pid != Pid::own());
         if found.is_empty() || Instant::now() >= deadline {
-            let survivors: Vec<i32> = found.drain(..).map(|one| one.pid.get()).collect();
-            killed.retain(|pid| !survivors.contains(pid));
+            let survivors = survivors(&found);
+            killed.retain(|pid| !survivors.iter().any(|survivor| survivor.pid == *pid));
             return StrayReport {
                 killed: killed.into_iter().collect(),
                 survivors,
@@ -235,6 +329,10 @@ fn end_marked(mark: &str, deadline: Instant) -> StrayReport {
             if send(&Target::Process(stray), Signal::SIGKILL, &mut Vec::new()) {
                 killed.insert(pid);
             }
+        }
+        if let Some(cgroup) = cgroup {
+            // Who was started meanwhile. What could not be killed is found again.
+            let _ = cgroup.kill();
         }
         std::thread::sleep(POLL);
     }

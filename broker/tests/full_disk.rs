@@ -88,6 +88,7 @@ fn a18_nothing_is_half_written_and_all_goes_on_when_there_is_room_again() {
         mark: "m".into(),
         token_hash: journal::token_hash("t"),
         started_at: WHEN.into(),
+        cgroup: None,
         identity: None,
     };
     journal::write(&home, &entry).unwrap();

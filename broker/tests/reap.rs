@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ade_broker::cgroups::Cgroups;
 use ade_broker::home::Home;
 use ade_broker::spawn::{self, Exit, SpawnError, Spawned, Spawner, WorkerSpec};
 use ade_broker::{environment, journal, reap};
@@ -53,7 +54,7 @@ impl Place {
     }
 
     fn spawner(&self, script: &str) -> Spawner {
-        Spawner::start(&self.home, Some(self.script(script))).unwrap()
+        Spawner::start(&self.home, Some(self.script(script)), Cgroups::unused("")).unwrap()
     }
 
     fn spec(&self) -> WorkerSpec {
@@ -69,6 +70,7 @@ impl Place {
                 socket: "/s".into(),
                 home: self.home.root().display().to_string(),
                 host: HostCommand::Scripted,
+                cgroup: None,
                 timing: WorkerTiming::default(),
             },
             env: environment::worker_env(
@@ -210,7 +212,12 @@ async fn a_signal_is_told_apart_from_a_code() {
 #[tokio::test]
 async fn what_cannot_be_started_leaves_nothing() {
     let place = Place::new();
-    let spawner = Spawner::start(&place.home, Some("/nowhere/at/all".into())).unwrap();
+    let spawner = Spawner::start(
+        &place.home,
+        Some("/nowhere/at/all".into()),
+        Cgroups::unused(""),
+    )
+    .unwrap();
     let error = spawner.spawn(place.spec()).await.unwrap_err();
     assert!(matches!(error, SpawnError::Execute { .. }), "{error}");
     assert!(error.to_string().contains("/nowhere/at/all"), "{error}");

@@ -95,6 +95,7 @@ impl Place {
             mark,
             token_hash: journal::token_hash("token"),
             started_at: "t".into(),
+            cgroup: None,
             identity: None,
         };
         Worker { child, entry }
@@ -227,7 +228,7 @@ fn strays_of_one_mark_are_killed_and_no_others() {
     let place = Place::new();
     let (one, other) = (place.worker("setsid sleep 63 &"), place.worker(""));
     wait_until("the grandchild runs", || marked(&one) >= 2);
-    let report = sweep::strays(&one.entry.mark, Duration::from_secs(5));
+    let report = sweep::strays(&one.entry.mark, None, Duration::from_secs(5));
     assert!(
         report.killed.contains(&one.pid()) && report.killed.len() >= 2,
         "{report:?}"

@@ -8,7 +8,8 @@ use ade_broker::config::Config;
 use ade_broker::home::Home;
 use ade_broker::journal;
 use ade_broker::providers::Providers;
-use ade_leases::process::{Liveness, marked};
+use ade_broker::sweep::{self, Survivor};
+use ade_leases::process::{Liveness, is_being_killed, marked};
 use ade_protocol::action::ProviderInfo;
 use ade_protocol::boot::MARK_ENV;
 
@@ -38,12 +39,14 @@ pub(crate) struct Left {
     pub(crate) workers: Vec<i32>,
     /// What is left of workers that are dead: the next broker ends it.
     pub(crate) strays: Vec<i32>,
+    /// What was sent SIGKILL and lives on.
+    pub(crate) stuck: Vec<Survivor>,
     /// Journal files that cannot be read.
     pub(crate) damaged: Vec<PathBuf>,
 }
 
-/// Looks for what a broker that is gone left behind. Changes nothing. Only
-/// while no broker runs: the workers of a live one look the same.
+/// Looks for what a broker that is gone left behind. Changes nothing. While a
+/// broker runs, its own workers are among them.
 #[must_use]
 pub(crate) fn left_behind(home: &Home) -> Left {
     let journals = journal::read_all(home).unwrap_or_default();
@@ -54,12 +57,19 @@ pub(crate) fn left_behind(home: &Home) -> Left {
     for entry in journals.entries {
         match entry.identity {
             Some(worker) if worker.liveness() == Liveness::Alive => {
-                left.workers.push(worker.pid.get());
+                let stuck = sweep::stuck_below(&worker);
+                if stuck.is_empty() {
+                    left.workers.push(worker.pid.get());
+                }
+                left.stuck.extend(stuck);
             }
             _ => {
                 let below = marked(MARK_ENV, &entry.mark).unwrap_or_default();
+                let (stuck, strays): (Vec<_>, Vec<_>) =
+                    below.into_iter().partition(|one| is_being_killed(one.pid));
+                left.stuck.extend(sweep::survivors(&stuck));
                 left.strays
-                    .extend(below.iter().map(|identity| identity.pid.get()));
+                    .extend(strays.iter().map(|identity| identity.pid.get()));
             }
         }
     }

@@ -526,6 +526,9 @@ pub struct BrokerStatus {
     pub clients: usize,
     /// Open file descriptors and the limit.
     pub fds: (u64, u64),
+    /// A sentence about the cgroups that agents are kept in, or why in none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
     /// Configuration values with where each comes from.
     pub config: Vec<ConfigValue>,
 }

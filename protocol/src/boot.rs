@@ -43,6 +43,10 @@ pub struct WorkerBoot {
     pub home: String,
     /// How the host is started.
     pub host: HostCommand,
+    /// Absolute path of the cgroup (version 2) that was made for the host and
+    /// everything below it. Absent: none could be made, or none is wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
     /// Named durations of the worker's own waits.
     pub timing: WorkerTiming,
 }

@@ -178,6 +178,10 @@ fn no_process_more_fails_the_one_and_no_other() {
         let sent = act("chat.send", json!({"sessionId": chat, "prompt": prompt})).expect("sent");
         sent["turnId"].as_str().expect("a turn").to_owned()
     };
+    // Nor may this user make cgroups; everything works without.
+    let status = act("broker.status", json!({})).expect("a status");
+    let cgroup = status["cgroup"].as_str().unwrap_or_default();
+    assert!(cgroup.starts_with("not used: "), "{cgroup}");
     let mut running: Vec<(String, String)> = Vec::new();
     let (chat, errors) = wait_until("a start that fails", || {
         let made = act("chat.create", json!({"provider": "scripted", "lane": lane})).expect("made");

@@ -7,10 +7,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use ade_leases::process::cgroup::Cgroup;
 use ade_protocol::boot::{MARK_ENV, SCRIPTED_HOST_ARG};
 
 use crate::boot;
-use crate::env::PARENT_ENV;
+use crate::env::{CGROUP_ENV, PARENT_ENV};
 use crate::platform;
 use crate::providers::scripted;
 use crate::session::{Session, Signals};
@@ -79,7 +80,8 @@ pub fn worker_main() -> ExitCode {
         complain("ade-worker", &error);
     }
     let mark = std::env::var(MARK_ENV).ok();
-    tree::kill_below_now(mark.as_deref().map(|mark| (MARK_ENV, mark)), PANIC_SWEEP);
+    let mark = mark.as_deref().map(|mark| (MARK_ENV, mark));
+    tree::kill_below_now(mark, session.cgroup(), PANIC_SWEEP);
     let _in_runtime = runtime.enter();
     drop(session);
     ExitCode::from(SOFTWARE)
@@ -106,6 +108,10 @@ pub fn host_main() -> ExitCode {
         complain("ade-host", &error);
         return ExitCode::from(SOFTWARE);
     }
+    if let Err(error) = join_cgroup() {
+        // The worker sees that it did not work, and says so once.
+        complain("ade-host", &error);
+    }
     if first == SCRIPTED_HOST_ARG {
         return scripted::run();
     }
@@ -119,6 +125,7 @@ pub fn host_main() -> ExitCode {
     let error = Command::new(&program)
         .args(args)
         .env_remove(PARENT_ENV)
+        .env_remove(CGROUP_ENV)
         .exec();
     let _ = writeln!(
         std::io::stderr(),
@@ -144,6 +151,15 @@ fn follow_parent() -> std::io::Result<()> {
     Err(std::io::Error::other(
         "the worker that started this host is gone",
     ))
+}
+
+/// Moves this process into the cgroup that was made for it, if one was. Nothing
+/// was started yet, so nothing stays outside.
+fn join_cgroup() -> std::io::Result<()> {
+    match std::env::var_os(CGROUP_ENV) {
+        Some(path) => Cgroup::open(path.as_ref())?.join(),
+        None => Ok(()),
+    }
 }
 
 /// Says on standard error why this process can't go on, with the causes.

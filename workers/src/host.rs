@@ -17,6 +17,7 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use ade_leases::process::cgroup::Cgroup;
 use ade_leases::process::{Pid, ProcessIdentity, Sent, Signal, Target, signal};
 use ade_protocol::boot::{HOST_ARGV0, HostCommand, SCRIPTED_HOST_ARG};
 use ade_protocol::codec::{Line, LineCodec};
@@ -115,6 +116,7 @@ impl Host {
         command: &HostCommand,
         provider: &str,
         init: &Init,
+        cgroup: Option<&Cgroup>,
     ) -> Result<Self, StartError> {
         if !Path::new(&init.cwd).is_dir() {
             return Err(StartError::NoLane(init.cwd.clone()));
@@ -132,7 +134,7 @@ impl Host {
             HostCommand::Pi { node, script } => start.arg("--").arg(node).arg(script),
         };
         start
-            .envs(env::host_env(provider, init))
+            .envs(env::host_env(provider, init, cgroup))
             .current_dir(&init.cwd)
             .process_group(0)
             .stdin(Stdio::piped())

@@ -11,6 +11,7 @@ use std::collections::HashSet;
 use std::io;
 use std::time::{Duration, Instant};
 
+use ade_leases::process::cgroup::Cgroup;
 use ade_leases::process::{self, Pid, ProcessEntry, ProcessIdentity, Signal, Target};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 
@@ -31,17 +32,21 @@ pub(crate) fn reap_strangers(host: Option<i32>) -> usize {
     reaped
 }
 
-/// One round of killing everything below this process. Returns who was still
-/// alive when the round began. `host` is whom somebody else reaps.
+/// One round of killing everything below this process: its descendants, who
+/// carries the mark, who is in the cgroup. Returns who was still alive when the
+/// round began. `host` is whom somebody else reaps.
 ///
 /// # Errors
 /// The process table can't be read, so nobody can say what is left.
 pub(crate) fn kill_below(
     host: Option<i32>,
     mark: Option<(&str, &str)>,
+    cgroup: Option<&Cgroup>,
 ) -> io::Result<Vec<ProcessIdentity>> {
     reap_strangers(host);
-    if platform::is_childless() == Some(true) {
+    // What can't be looked at has nobody: the net is only one more.
+    let netted = cgroup.filter(|cgroup| cgroup.is_populated().unwrap_or(false));
+    if platform::is_childless() == Some(true) && netted.is_none() {
         return Ok(Vec::new());
     }
     let table = process::table()?;
@@ -61,6 +66,13 @@ pub(crate) fn kill_below(
             !ours.contains(&pid) && !known.contains(&pid)
         }));
     }
+    if let Some(cgroup) = netted {
+        let known: HashSet<i32> = alive.iter().map(|identity| identity.pid.get()).collect();
+        let members = cgroup.members().unwrap_or_default().into_iter();
+        alive.extend(members.filter(|member| !known.contains(&member.pid.get())));
+        // All at once: a tree that forks faster than it is walked loses too.
+        let _ = cgroup.kill();
+    }
     for identity in &alive {
         // Gone in the meantime is what we want, and what can't be signalled is
         // reported by the caller as a survivor.
@@ -71,9 +83,11 @@ pub(crate) fn kill_below(
 
 /// Kills everything below this process and waits for it, `bound` at most. For
 /// the way out of a panic, where no runtime is left.
-pub(crate) fn kill_below_now(mark: Option<(&str, &str)>, bound: Duration) {
+pub(crate) fn kill_below_now(mark: Option<(&str, &str)>, cgroup: Option<&Cgroup>, bound: Duration) {
     let until = Instant::now() + bound;
-    while kill_below(None, mark).is_ok_and(|alive| !alive.is_empty()) && Instant::now() < until {
+    while kill_below(None, mark, cgroup).is_ok_and(|alive| !alive.is_empty())
+        && Instant::now() < until
+    {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -99,7 +113,7 @@ mod tests {
         }
         let sleepers = below();
         assert_eq!(sleepers.len(), 2);
-        kill_below_now(None, Duration::from_secs(10));
+        kill_below_now(None, None, Duration::from_secs(10));
         let gone = |pid: Pid| {
             let identity = ProcessIdentity::of(pid).expect("a look");
             identity.is_none_or(|identity| identity.liveness() != process::Liveness::Alive)

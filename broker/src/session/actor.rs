@@ -324,7 +324,7 @@ impl Actor {
         // What was asked to end. A message that came since may have another
         // worker by now, and whoever asked for the stop is not kept by that.
         let ending = self.cancelled_starts > 0
-            || self.departing.is_some()
+            || (self.departing.as_ref()).is_some_and(|departing| departing.stuck.is_none())
             || (self.worker.as_ref()).is_some_and(|worker| worker.leaving.is_some())
             || self.machine.state() == State::Stopping;
         let at_work =

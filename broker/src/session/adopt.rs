@@ -30,6 +30,7 @@ use crate::pool::Place;
 use crate::shared::Shared;
 use crate::spawn::Exit;
 use crate::state::{SessionRow, TurnRow};
+use crate::sweep::{self, Survivor};
 use crate::turn::Failure;
 
 /// How long a worker may take to connect: its own pauses grow to one second.
@@ -118,9 +119,16 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
         pid: identity.pid.get(),
         identity: identity.clone(),
         mark: entry.mark.clone(),
+        cgroup: crate::cgroups::of(&entry),
         exit: watch_exit(identity),
     };
+    let worker = process.identity.clone();
+    let looked = tokio::task::spawn_blocking(move || sweep::stuck_below(&worker));
+    let stuck = looked.await.unwrap_or_default();
     let met = tokio::select! {
+        biased;
+        // It has told another broker, and comes to nobody any more.
+        met = std::future::ready(Err(cannot_end(&stuck))), if !stuck.is_empty() => met,
         () = cancel.cancelled() => Err(start::cancelled()),
         met = meet(&shared, &entry, &process, &mut connections, taken) => met,
     };
@@ -149,8 +157,9 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
             let timing = shared.config.worker_timing(&row.provider);
             let file = crate::providers::session_file(&shared.home, &row);
             Escort::new(&shared, process, timing, place, file)
-                .depart()
-                .await;
+                .leaving(!stuck.is_empty())
+                .await
+                .leave();
             let message = format!(
                 "the broker ended in the middle of this turn and its worker could not be taken \
                  over: {}; send the message again if you still want it",
@@ -159,6 +168,11 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
             Err(Failure { message, ..failure })
         }
     }
+}
+
+fn cannot_end(survivors: &[Survivor]) -> Failure {
+    let message = format!("{} survive SIGKILL", sweep::named(survivors));
+    Failure::new("takeover", ErrorCategory::Exited, message)
 }
 
 /// Waits for the worker and gives it the new fence.

@@ -11,6 +11,7 @@ use ade_protocol::frame::{Empty, FromWorker, Lifecycle, Request, ToWorker, code}
 use ade_protocol::rpc::RpcError;
 use ade_protocol::{WorkerId, exit};
 use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
 
 use super::actor::Actor;
 use super::escort::Escort;
@@ -19,7 +20,12 @@ use super::{Command, Reply, report};
 use crate::clock;
 use crate::link::{Link, LinkIn};
 use crate::spawn::Exit;
+use crate::sweep::{self, Survivor};
 use crate::turn::{Failure, Input};
+
+/// Operation of the error that a worker reports when something below it
+/// survives SIGKILL.
+pub(super) const SWEEP: &str = "sweep";
 
 /// How a worker is seen off.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,6 +36,8 @@ pub(super) enum Leave {
     Asked,
     /// It has ended.
     Ended,
+    /// It can't end: something below it survives SIGKILL.
+    Stuck,
 }
 
 /// A worker on its way out.
@@ -38,12 +46,25 @@ pub(super) struct Departing {
     identity: ProcessIdentity,
     exit: watch::Receiver<Option<Exit>>,
     pub(super) stage: String,
-    pub(super) gone: watch::Receiver<bool>,
+    /// What survives SIGKILL, in words. Whoever waited was told.
+    pub(super) stuck: Option<String>,
+    pub(super) gone: watch::Receiver<Way>,
+}
+
+/// How far a departing worker is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// On its way.
+    Going,
+    /// These processes survive SIGKILL; nothing is started beside them.
+    Stuck(String),
+    /// Nothing of it is left.
+    Over,
 }
 
 impl Departing {
     pub(super) fn is_alive(&self) -> bool {
-        self.exit.borrow().is_none()
+        self.exit.borrow().is_none() || self.stuck.is_some()
     }
 
     /// A worker that is told again jumps a rung of its ladder ahead.
@@ -117,16 +138,17 @@ impl Actor {
     pub(super) fn see_off(&mut self, mut worker: Worker, leave: Leave) {
         self.touch();
         self.lifted.extend(settle_pending(&mut worker));
-        let (gone_tx, gone) = watch::channel(false);
+        let (gone_tx, gone) = watch::channel(Way::Going);
         let id = worker.process.worker_id.clone();
         self.departing = Some(Departing {
             worker: id.clone(),
             identity: worker.process.identity.clone(),
             exit: worker.process.exit.clone(),
             stage: match leave {
-                Leave::Ended => "sweep".into(),
+                Leave::Ended | Leave::Stuck => "sweep".into(),
                 _ => worker.stop_stage.take().unwrap_or_else(|| "dispose".into()),
             },
+            stuck: None,
             gone,
         });
         let timing = self.shared.config.worker_timing(&self.row.provider);
@@ -136,7 +158,7 @@ impl Actor {
                 worker.linked && worker.link.send(&dispose)
             }
             Leave::Asked => worker.linked,
-            Leave::Ended => true,
+            Leave::Ended | Leave::Stuck => true,
         };
         let Worker {
             process,
@@ -154,21 +176,26 @@ impl Actor {
         );
         let tx = self.tx.clone();
         tokio::spawn(async move {
-            let survivors = match (leave, asked) {
+            // The link is drained, so that the worker is never held up by its own
+            // events on the way out.
+            let told = CancellationToken::new();
+            let drain = tokio::spawn(drain(link, id.clone(), tx.clone(), told.clone()));
+            let seen = match (leave, asked) {
                 (Leave::Ended, _) => escort.tidy().await,
-                (_, true) => {
-                    // The link is drained, so that the worker is never held up
-                    // by its own events on the way out.
-                    let drain = tokio::spawn(drain(link, id, tx.clone()));
-                    let survivors = escort.farewell().await;
-                    drain.abort();
-                    survivors
-                }
+                (Leave::Stuck, _) => escort.stuck().await,
+                (_, true) => escort.farewell(told).await,
                 (_, false) => escort.depart().await,
             };
+            if let Some(vigil) = seen.vigil {
+                let (worker, survivors) = (id, seen.survivors);
+                gone_tx.send_replace(Way::Stuck(sweep::named(&survivors)));
+                report(&tx, Command::Stuck { worker, survivors }).await;
+                vigil.keep().await;
+            }
+            drain.abort();
             drop(reconnects);
-            gone_tx.send_replace(true);
-            report(&tx, Command::Gone { survivors }).await;
+            gone_tx.send_replace(Way::Over);
+            report(&tx, Command::Gone).await;
         });
     }
 
@@ -182,19 +209,44 @@ impl Actor {
         }
     }
 
+    /// A departing worker can't end. Whoever waits for it is told so.
+    pub(super) fn stuck(&mut self, worker: &WorkerId, survivors: &[Survivor]) {
+        let named = sweep::named(survivors);
+        if let Some(departing) = &mut self.departing
+            && departing.worker == *worker
+        {
+            departing.stage = "stuck".into();
+            departing.stuck = Some(named.clone());
+        }
+        let level = NoticeLevel::Error;
+        let message = format!(
+            "These processes survive SIGKILL: {named}. They wait in the kernel; until they end \
+             the chat gets no new worker and its session file stays locked."
+        );
+        self.emit(None, &Event::Notice { level, message });
+        self.touch();
+    }
+
+    /// The worker says that something below it survives SIGKILL.
+    pub(super) async fn cannot_end(&mut self, message: String) {
+        let Some(worker) = self.worker.take() else {
+            return;
+        };
+        let told = worker.told.clone();
+        let failure = told.unwrap_or_else(|| Failure::new(SWEEP, ErrorCategory::Exited, message));
+        let generation = worker.generation;
+        self.see_off(worker, Leave::Stuck);
+        self.input(Input::WorkerExited(generation, failure)).await;
+    }
+
     /// A departing worker and its tree are gone.
-    pub(super) fn gone(&mut self, survivors: &[i32]) {
+    pub(super) fn gone(&mut self) {
         if self
             .departing
             .as_ref()
-            .is_some_and(|departing| *departing.gone.borrow())
+            .is_some_and(|departing| *departing.gone.borrow() == Way::Over)
         {
             self.departing = None;
-        }
-        if !survivors.is_empty() {
-            let message = format!("These processes survived SIGKILL: {survivors:?}.");
-            let level = NoticeLevel::Error;
-            self.emit(None, &Event::Notice { level, message });
         }
         self.touch();
     }
@@ -220,14 +272,24 @@ impl Actor {
 }
 
 /// Takes what a worker says on its way out; only the stage is of interest.
-async fn drain(mut link: Link, worker: WorkerId, tx: mpsc::WeakSender<Command>) {
+/// `told`: cancelled when it says that it can't end.
+async fn drain(
+    mut link: Link,
+    worker: WorkerId,
+    tx: mpsc::WeakSender<Command>,
+    told: CancellationToken,
+) {
     while let Some(said) = link.incoming.recv().await {
-        if let LinkIn::Frame(frame) = said
-            && let FromWorker::Lifecycle(lifecycle) = *frame
-            && let Some(stage) = stop_stage(&lifecycle)
-        {
-            let worker = worker.clone();
-            report(&tx, Command::StopStage { worker, stage }).await;
+        let LinkIn::Frame(frame) = said else { continue };
+        match *frame {
+            FromWorker::Error(error) if error.operation == SWEEP => told.cancel(),
+            FromWorker::Lifecycle(lifecycle) => {
+                if let Some(stage) = stop_stage(&lifecycle) {
+                    let worker = worker.clone();
+                    report(&tx, Command::StopStage { worker, stage }).await;
+                }
+            }
+            _ => {}
         }
     }
 }

@@ -3,26 +3,36 @@
 //!
 //! The worker climbs down its own ladder; the escort is the second pair of
 //! eyes. It signals only the worker, by proved identity, and afterwards looks
-//! for strays by the worker's mark.
+//! for strays by the worker's mark and in its cgroup. What survives even SIGKILL
+//! is told within the same bounds; its end has none, and until then the chat gets
+//! no other worker and nobody else the lease.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ade_leases::process::cgroup::Cgroup;
 use ade_leases::process::{self, ProcessIdentity, Target};
 use ade_protocol::WorkerId;
 use ade_protocol::boot::WorkerTiming;
 use nix::sys::signal::Signal;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
-use crate::journal;
+use crate::cgroups;
 use crate::pool::Place;
 use crate::shared::Shared;
 use crate::spawn::Exit;
-use crate::sweep;
+use crate::sweep::{self, Survivor};
 
 /// How long strays may take to die after SIGKILL.
 const STRAYS_BOUND: Duration = Duration::from_secs(2);
+
+/// How long a look at it kills what is new.
+const SHORT_SWEEP: Duration = Duration::from_millis(50);
+
+/// How often what survives SIGKILL is looked at when its worker is dead.
+const VIGIL_LOOK: Duration = Duration::from_secs(1);
 
 /// Room for a loaded machine on top of the ladder's own bounds.
 const SLACK: Duration = Duration::from_secs(2);
@@ -34,7 +44,54 @@ pub(super) struct Process {
     pub(super) pid: i32,
     pub(super) identity: ProcessIdentity,
     pub(super) mark: String,
+    pub(super) cgroup: Option<Cgroup>,
     pub(super) exit: watch::Receiver<Option<Exit>>,
+}
+
+/// How a worker was seen off.
+#[must_use]
+pub(super) struct Seen {
+    /// What survives SIGKILL.
+    pub(super) survivors: Vec<Survivor>,
+    /// Who waits for the end of that; none when nothing is left.
+    pub(super) vigil: Option<Vigil>,
+}
+
+impl Seen {
+    /// Has whatever is left watched by a task of its own.
+    pub(super) fn leave(self) {
+        if let Some(vigil) = self.vigil {
+            tokio::spawn(vigil.keep());
+        }
+    }
+}
+
+/// Waits for what survives SIGKILL, and keeps until then the journal, the place
+/// and the lease.
+pub(super) struct Vigil {
+    escort: Escort,
+}
+
+impl Vigil {
+    /// Returns when nothing is left. There is no bound: as long as the kernel
+    /// keeps a process, nobody may write in its place.
+    pub(super) async fn keep(self) {
+        let mut exit = self.escort.process.exit.clone();
+        // The worker lives until the rest is dead, unless somebody kills it.
+        drop(exit.wait_for(Option::is_some).await);
+        while !self.escort.sweep(SHORT_SWEEP).await.is_empty() {
+            tokio::time::sleep(VIGIL_LOOK).await;
+        }
+        let pid = self.escort.process.pid;
+        tracing::info!(worker = pid, "what survived SIGKILL has ended");
+        self.escort.forget().await;
+    }
+}
+
+enum Wait {
+    Gone,
+    Stuck(Vec<Survivor>),
+    Late,
 }
 
 /// Sees one worker off.
@@ -80,56 +137,128 @@ impl Escort {
         }
     }
 
-    /// The worker was asked to leave over its link: wait, then insist.
-    pub(super) async fn farewell(self) -> Vec<i32> {
-        let ladder = Duration::from_millis(
-            self.timing.dispose_grace_ms + self.timing.eof_grace_ms + self.timing.term_to_kill_ms,
-        );
-        if self.gone_within(ladder + SLACK).await {
-            return self.tidy().await;
+    /// The worker was asked to leave over its link: wait, then insist. `told`:
+    /// cancelled when the worker says that something survives SIGKILL.
+    pub(super) async fn farewell(self, told: CancellationToken) -> Seen {
+        match self.wait(self.ladder() + SLACK, &told).await {
+            Wait::Gone => self.tidy().await,
+            Wait::Stuck(survivors) => self.keep_vigil(survivors),
+            Wait::Late => self.depart().await,
         }
-        self.depart().await
     }
 
     /// The worker has no link: it is asked by SIGTERM, then killed.
-    pub(super) async fn depart(self) -> Vec<i32> {
-        let ladder = Duration::from_millis(
-            self.timing.dispose_grace_ms + self.timing.eof_grace_ms + self.timing.term_to_kill_ms,
-        );
+    pub(super) async fn depart(self) -> Seen {
         self.signal(Signal::SIGTERM);
         self.signal(Signal::SIGCONT);
-        if !self.gone_within(ladder).await {
-            self.signal(Signal::SIGKILL);
-            self.gone_within(SLACK).await;
+        match self.wait(self.ladder(), &CancellationToken::new()).await {
+            Wait::Gone => {}
+            Wait::Stuck(survivors) => return self.keep_vigil(survivors),
+            Wait::Late => {
+                self.signal(Signal::SIGKILL);
+                self.gone_within(SLACK).await;
+            }
         }
         self.tidy().await
     }
 
+    /// The worker is not taken over. `stuck`: it waits for what survives SIGKILL.
+    pub(super) async fn leaving(self, stuck: bool) -> Seen {
+        if stuck {
+            self.stuck().await
+        } else {
+            self.depart().await
+        }
+    }
+
+    /// The worker said that it waits for what survives SIGKILL.
+    pub(super) async fn stuck(self) -> Seen {
+        let survivors = self.stuck_below().await;
+        if survivors.is_empty() {
+            return self.farewell(CancellationToken::new()).await;
+        }
+        self.keep_vigil(survivors)
+    }
+
     /// The worker has ended by itself.
-    pub(super) async fn tidy(self) -> Vec<i32> {
-        let mark = self.process.mark.clone();
+    pub(super) async fn tidy(self) -> Seen {
+        let survivors = self.sweep(STRAYS_BOUND).await;
         let ended = self.process.exit.borrow().is_some();
-        let session_file = self.session_file.clone().filter(|_| ended);
+        if !survivors.is_empty() || !ended {
+            return self.keep_vigil(survivors);
+        }
+        self.forget().await;
+        Seen {
+            survivors: Vec::new(),
+            vigil: None,
+        }
+    }
+
+    fn keep_vigil(self, survivors: Vec<Survivor>) -> Seen {
+        let (pid, named) = (self.process.pid, sweep::named(&survivors));
+        tracing::error!(worker = pid, survivors = named, "processes survive SIGKILL");
+        Seen {
+            survivors,
+            vigil: Some(Vigil { escort: self }),
+        }
+    }
+
+    /// Kills what carries the worker's mark or lives in its cgroup.
+    async fn sweep(&self, bound: Duration) -> Vec<Survivor> {
+        let (mark, cgroup) = (self.process.mark.clone(), self.process.cgroup.clone());
         let swept = tokio::task::spawn_blocking(move || {
-            let report = sweep::strays(&mark, STRAYS_BOUND);
+            sweep::strays(&mark, cgroup.as_ref(), bound).survivors
+        });
+        swept.await.unwrap_or_default()
+    }
+
+    /// Nothing of the worker is left: its lease is freed where it could not do
+    /// that itself, its files go, and its place.
+    async fn forget(self) {
+        let (home, process) = (self.shared.home.clone(), self.process.clone());
+        let session_file = self.session_file.clone();
+        let forgotten = tokio::task::spawn_blocking(move || {
             if let Some(file) = session_file {
                 free_lease(&file);
             }
-            report
+            cgroups::forget(&home, &process.worker_id, process.cgroup.as_ref());
         });
-        let survivors = swept
-            .await
-            .map(|report| report.survivors)
-            .unwrap_or_default();
-        if !survivors.is_empty() {
-            tracing::error!(pids = ?survivors, "processes survived SIGKILL");
+        if let Err(error) = forgotten.await {
+            tracing::error!(%error, "the files of a worker were left");
         }
         self.shared.registry.forget(&self.process.worker_id);
-        if self.process.exit.borrow().is_some() {
-            journal::remove(&self.shared.home, &self.process.worker_id);
-        }
         drop(self.place);
-        survivors
+    }
+
+    fn ladder(&self) -> Duration {
+        Duration::from_millis(
+            self.timing.dispose_grace_ms + self.timing.eof_grace_ms + self.timing.term_to_kill_ms,
+        )
+    }
+
+    /// Waits for the worker's end, until `bound` or until it says that it can't
+    /// end. Only then its tree is looked at: a look costs a walk of all
+    /// processes.
+    async fn wait(&self, bound: Duration, told: &CancellationToken) -> Wait {
+        let gone = tokio::select! {
+            gone = self.gone_within(bound) => gone,
+            () = told.cancelled() => false,
+        };
+        if gone {
+            return Wait::Gone;
+        }
+        let survivors = self.stuck_below().await;
+        if survivors.is_empty() {
+            Wait::Late
+        } else {
+            Wait::Stuck(survivors)
+        }
+    }
+
+    async fn stuck_below(&self) -> Vec<Survivor> {
+        let worker = self.process.identity.clone();
+        let looked = tokio::task::spawn_blocking(move || sweep::stuck_below(&worker));
+        looked.await.unwrap_or_default()
     }
 
     async fn gone_within(&self, bound: Duration) -> bool {

@@ -8,7 +8,7 @@ use ade_protocol::rpc::RpcError;
 use ade_protocol::{TurnId, exit};
 
 use super::actor::Actor;
-use super::depart::stop_stage;
+use super::depart::{SWEEP, stop_stage};
 use super::requests::ending;
 use super::worker::Pending;
 use super::{Ask, Command, Reply};
@@ -72,7 +72,8 @@ impl Actor {
             Command::InLine { epoch, place } => self.in_line(epoch, place),
             Command::Started { epoch, outcome } => self.started(epoch, outcome).await,
             Command::StopStage { worker, stage } => self.climbed(&worker, stage),
-            Command::Gone { survivors } => self.gone(&survivors),
+            Command::Stuck { worker, survivors } => self.stuck(&worker, &survivors),
+            Command::Gone => self.gone(),
             Command::Overdue {
                 generation,
                 request,
@@ -328,6 +329,9 @@ impl Actor {
                 worker.host_pid = progress.host_pid;
                 worker.lease_held = progress.lease_held;
                 self.touch();
+            }
+            FromWorker::Error(error) if error.operation == SWEEP => {
+                self.cannot_end(error.error).await;
             }
             FromWorker::Error(error) => self.error(&error),
             FromWorker::Log(log) => {

@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::depart::Way;
 use super::escort::{Escort, Process};
 use super::{Command, figures};
 use crate::link::{Connection, Link, LinkIn};
@@ -47,7 +48,7 @@ pub(super) struct Plan {
     pub(super) shared: Arc<Shared>,
     pub(super) row: SessionRow,
     pub(super) pause: Duration,
-    pub(super) departing: Option<watch::Receiver<bool>>,
+    pub(super) departing: Option<watch::Receiver<Way>>,
     /// Hears where the start stands in the line for a worker.
     pub(super) line: Line,
     pub(super) cancel: CancellationToken,
@@ -122,7 +123,8 @@ pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
                 crate::providers::session_file(&plan.shared.home, &plan.row),
             )
             .depart()
-            .await;
+            .await
+            .leave();
             Err(failure)
         }
     }
@@ -143,14 +145,20 @@ async fn wait_departing(plan: &Plan) -> Result<(), Failure> {
     };
     let timing = plan.shared.config.worker_timing(&plan.row.provider);
     let longest = super::escort::longest(timing) + bound::DEPART_EXTRA;
-    match tokio::time::timeout(longest, departing.wait_for(|gone| *gone)).await {
-        Ok(_) => Ok(()),
-        Err(_) => Err(Failure::new(
-            "start_failed",
-            ErrorCategory::Exited,
-            "the session's previous worker has not ended yet; nothing was started beside it",
-        )),
-    }
+    let waited = tokio::time::timeout(longest, departing.wait_for(|gone| *gone != Way::Going));
+    let why = match waited.await {
+        Ok(Ok(gone)) => match &*gone {
+            Way::Stuck(survivors) => format!(": {survivors} survive SIGKILL"),
+            Way::Going | Way::Over => return Ok(()),
+        },
+        // Whoever saw it off has ended, and with that the worker.
+        Ok(Err(_)) => return Ok(()),
+        Err(_) => String::new(),
+    };
+    let message = format!(
+        "the session's previous worker has not ended yet{why}; nothing was started beside it"
+    );
+    Err(Failure::new("start_failed", ErrorCategory::Exited, message))
 }
 
 /// Waits in the line for a place among all workers and among those that start.
@@ -243,6 +251,7 @@ async fn spawn(plan: &Plan, launch: &Launch) -> Result<Spawned, Failure> {
                     worker_id,
                     pid: spawned.pid,
                     identity: spawned.identity,
+                    cgroup: spawned.cgroup,
                     mark,
                     exit: spawned.exit,
                 },
@@ -284,6 +293,7 @@ fn boot(
         socket: plan.shared.home.workers_socket().display().to_string(),
         home: plan.shared.home.root().display().to_string(),
         host,
+        cgroup: None,
         timing: plan.shared.config.worker_timing(&plan.row.provider),
     }
 }

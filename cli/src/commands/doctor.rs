@@ -8,6 +8,7 @@ use std::time::Duration;
 use ade_broker::config::Config;
 use ade_broker::home::Home;
 use ade_broker::lock;
+use ade_broker::sweep::named;
 use ade_protocol::action::{BrokerStatus, ConfigValue, Nothing, ProviderInfo, ProviderList, name};
 use ade_protocol::exit;
 use serde::Serialize;
@@ -102,8 +103,11 @@ async fn look(home: &Home, report: &mut Report) {
     folder(home, report);
     configuration(home, report);
     let found = broker(home, report).await;
+    let left = seam::left_behind(home);
+    damaged(&left, report);
+    stuck(&left, report);
     if matches!(found, Found::None) {
-        leftovers(home, report);
+        leftovers(&left, report);
         obstacles(home, report);
     } else if let Err(error) = seam::room(home) {
         report.error("home", &error);
@@ -309,20 +313,40 @@ async fn running(client: &mut Client, report: &mut Report) {
     } else {
         report.ok("limits", format!("{open} of {limit} file descriptors"));
     }
+    if let Some(cgroup) = status.cgroup {
+        report.ok("cgroup", cgroup);
+    }
     report.config = status.config;
 }
 
-/// What a broker that is gone left behind.
-fn leftovers(home: &Home, report: &mut Report) {
-    let left = seam::left_behind(home);
+/// Journals that name nobody any more, whoever's they are.
+fn damaged(left: &seam::Left, report: &mut Report) {
     for damaged in &left.damaged {
         let text = format!("{} cannot be read", damaged.display());
         report.hand(
             "journal",
             text,
-            "look into it: it may name a process that is left; then move it away",
+            "its worker, if it lives, is told to stop when it reports; else look into it for \
+             a process that is left, then move it away",
         );
     }
+}
+
+/// What not even SIGKILL ends.
+fn stuck(left: &seam::Left, report: &mut Report) {
+    if !left.stuck.is_empty() {
+        let text = format!("processes survive SIGKILL: {}", named(&left.stuck));
+        report.hand(
+            "stuck",
+            text,
+            "they wait in the kernel, for a disk or a network file system, or are frozen: end \
+             that; their chats get no new worker before",
+        );
+    }
+}
+
+/// What a broker that is gone left behind.
+fn leftovers(left: &seam::Left, report: &mut Report) {
     if !left.workers.is_empty() {
         let text = format!(
             "workers of an earlier broker go on for a while: {}; the next broker takes them over",
@@ -330,9 +354,9 @@ fn leftovers(home: &Home, report: &mut Report) {
         );
         report.note("workers", text);
     }
-    if left.strays.is_empty() {
+    if left.strays.is_empty() && left.stuck.is_empty() {
         report.ok("strays", "no process of a dead worker is left");
-    } else {
+    } else if !left.strays.is_empty() {
         let text = format!(
             "processes of dead workers are alive: {}",
             listed(&left.strays)

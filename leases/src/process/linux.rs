@@ -180,6 +180,20 @@ pub(super) fn marked(name: &str, value: &str) -> io::Result<Vec<ProcessIdentity>
     Ok(found)
 }
 
+pub(super) fn is_being_killed(pid: Pid) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| kill_is_pending(&status))
+}
+
+/// Whether SIGKILL waits for the process or for its first thread.
+fn kill_is_pending(status: &str) -> bool {
+    const SIGKILL: u64 = 1 << (nix::libc::SIGKILL - 1);
+    ["SigPnd:", "ShdPnd:"].iter().any(|name| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .is_some_and(|mask| mask & SIGKILL != 0)
+    })
+}
+
 pub(super) fn pidfd(identity: &ProcessIdentity) -> io::Result<Option<OwnedFd>> {
     let Some(pid) = rustix::process::Pid::from_raw(identity.pid.get()) else {
         return Ok(None);
@@ -220,7 +234,24 @@ pub(super) fn send_to_process(
 
 #[cfg(test)]
 mod tests {
-    use super::parse_stat;
+    use super::{kill_is_pending, parse_stat};
+
+    #[test]
+    fn a_pending_kill_is_seen_in_either_mask() {
+        let status = |thread, process| {
+            format!("Name:\tx\nSigQ:\t1/2\nSigPnd:\t{thread}\nShdPnd:\t{process}\n")
+        };
+        let none = "0000000000000000";
+        for (thread, process, expected) in [
+            (none, none, false),
+            ("0000000000000100", none, true),
+            (none, "0000000000004100", true),
+            ("0000000000004000", "fffffffffffffeff", false),
+        ] {
+            assert_eq!(kill_is_pending(&status(thread, process)), expected);
+        }
+        assert!(!kill_is_pending("") && !kill_is_pending("SigPnd:\tx\n"));
+    }
 
     #[test]
     fn the_fields_begin_after_the_last_parenthesis() {

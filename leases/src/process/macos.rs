@@ -131,6 +131,11 @@ pub(super) fn marked(name: &str, value: &str) -> io::Result<Vec<ProcessIdentity>
         .collect()
 }
 
+/// This system does not show the signals that wait for a process.
+pub(super) fn is_being_killed(_pid: Pid) -> bool {
+    false
+}
+
 pub(super) fn pidfd(_identity: &ProcessIdentity) -> io::Result<Option<OwnedFd>> {
     Err(io::Error::new(
         io::ErrorKind::Unsupported,

@@ -33,7 +33,7 @@ mod tree;
 
 pub use identity::{DeadProof, Liveness, Pid, ProcessIdentity, UnknownWhy};
 pub use signals::{Sent, Signal, SignalError, Target, signal};
-pub use tree::{ProcessEntry, children, descendants, marked, table};
+pub use tree::{ProcessEntry, children, descendants, is_being_killed, marked, rows_of, table};
 
 pub(crate) use identity::here;
 pub(crate) use platform::{Look, born_at, look};

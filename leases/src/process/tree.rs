@@ -89,6 +89,29 @@ pub fn descendants(root: Pid, table: &[ProcessEntry]) -> Vec<ProcessEntry> {
         .collect()
 }
 
+/// The rows of those processes that are there still, zombies included, in the
+/// order of their pids: for people who want to know what they are.
+///
+/// # Errors
+/// The process table can't be read at all.
+pub fn rows_of(processes: &[ProcessIdentity]) -> io::Result<Vec<ProcessEntry>> {
+    let mut rows = table()?;
+    rows.retain(|row| {
+        let is = |one: &ProcessIdentity| one.pid == row.pid && one.start_ticks == row.start_ticks;
+        processes.iter().any(is)
+    });
+    rows.sort_by_key(|row| row.pid);
+    Ok(rows)
+}
+
+/// Whether a process was sent SIGKILL and lives on: it waits in the kernel, or
+/// is frozen, and will do nothing more of its own. `false` also when that
+/// can't be told.
+#[must_use]
+pub fn is_being_killed(pid: Pid) -> bool {
+    platform::is_being_killed(pid)
+}
+
 /// The processes whose environment at their start held exactly
 /// `mark_name=mark`. Those whose environment can't be read are left out.
 ///

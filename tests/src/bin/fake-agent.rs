@@ -14,6 +14,7 @@
 //! | `stderr TEXT` | a line on standard error |
 //! | `child SECS` | a child that holds our pipes; emits `child PID` |
 //! | `orphan SECS` | a grandchild in a session of its own that holds them too |
+//! | `hidden SECS` | the same with an empty environment, twice a session of its own; emits `hidden PID` |
 //! | `orphans N` | so many orphans that end at once |
 //! | `join-group` | leaves its process group for that of its parent |
 //! | `ignore-term` | ignores SIGTERM, `dispose` and the end of its input |
@@ -184,6 +185,10 @@ impl Agent {
                 let pid = shell(&script);
                 say(turn, &format!("orphan {pid}\n"));
             }
+            "hidden" => {
+                let pid = hidden(number);
+                say(turn, &format!("hidden {pid}\n"));
+            }
             "orphans" => {
                 let script = format!("for i in $(seq {number}); do setsid sleep 0.2 & done; echo");
                 shell(&script);
@@ -210,6 +215,27 @@ impl Agent {
             }
             other => complain(&format!("there is no step {other}")),
         }
+    }
+}
+
+/// Starts a process that nothing but a cgroup connects with us; its pid.
+fn hidden(seconds: u64) -> String {
+    let said = std::env::temp_dir().join(format!("fake-agent-{}.hidden", std::process::id()));
+    let inner = format!("echo $$ >{}; exec sleep {seconds}", said.display());
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("env -i setsid setsid sh -c '{inner}' &")]);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command.status().expect("a shell");
+    loop {
+        let text = std::fs::read_to_string(&said).unwrap_or_default();
+        if text.ends_with('\n') {
+            let _ = std::fs::remove_file(&said);
+            return text.trim().to_owned();
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

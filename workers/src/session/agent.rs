@@ -245,6 +245,7 @@ impl Session {
         self.respond(Response::ok(pending.id, &ready), Weight::Answers);
         self.ready = Some(ready);
         self.idle_since = Instant::now();
+        self.check_cgroup();
     }
 
     fn on_response(&mut self, response: Response) {

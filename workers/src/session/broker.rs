@@ -181,7 +181,12 @@ impl Session {
             return self.init_refused(refused);
         }
         let Some(init) = &self.init else { return };
-        match Host::start(&self.boot.host, &self.boot.provider, init) {
+        match Host::start(
+            &self.boot.host,
+            &self.boot.provider,
+            init,
+            self.cgroup.as_ref(),
+        ) {
             Ok(host) => {
                 let mut host = host;
                 host.send(line, false);

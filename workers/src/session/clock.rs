@@ -32,6 +32,7 @@ impl Session {
             self.ladder.deadline(),
             self.attach_by,
             self.finish_by,
+            self.vigil,
         ]
         .into_iter()
         .flatten()
@@ -60,6 +61,9 @@ impl Session {
         }
         if due(self.lease_check) {
             self.look_at_lease(now);
+        }
+        if due(self.vigil) {
+            self.look_at_survivors(false);
         }
         let effect = self.ladder.on(Input::Tick, now);
         self.climb(effect);

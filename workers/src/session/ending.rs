@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use ade_leases::process::Signal;
+use ade_leases::process::{self, Signal};
 use ade_protocol::boot::MARK_ENV;
 use ade_protocol::frame::{Empty, Request, Response, SendResult, SendStatus, ToWorker, code};
 use serde_json::{Value, json};
@@ -21,6 +21,10 @@ use crate::tree;
 
 /// How long a broker that is there may take to acknowledge the last events.
 const LAST_ACKS: Duration = Duration::from_secs(1);
+
+/// How often what survived SIGKILL is looked at; its end is also told by
+/// SIGCHLD.
+const VIGIL_LOOK: Duration = Duration::from_millis(500);
 
 /// Lines and bytes of the host's stderr that an error shows.
 const STDERR_SHOWN: (usize, usize) = (40, 8 * 1024);
@@ -97,7 +101,7 @@ impl Session {
                     effect = self.enter(stage);
                 }
                 Effect::Round => effect = self.sweep(),
-                Effect::Finished { clean } => self.tree_is_dead(clean),
+                Effect::Finished { clean } => self.ladder_is_over(clean),
             }
         }
     }
@@ -136,10 +140,11 @@ impl Session {
     fn sweep(&mut self) -> Option<Effect> {
         let mark = self.mark.as_deref().map(|mark| (MARK_ENV, mark));
         let host = self.host.as_ref().map(Host::pid);
-        let left = match tree::kill_below(host, mark) {
+        let left = match tree::kill_below(host, mark, self.cgroup.as_ref()) {
             Ok(alive) => {
-                self.survivors = alive.iter().map(|identity| identity.pid.get()).collect();
-                alive.len()
+                let left = alive.len();
+                self.survivors = alive;
+                left
             }
             Err(error) => {
                 self.log(
@@ -282,15 +287,72 @@ impl Session {
         }
     }
 
-    /// The end of the ladder: nothing below is alive, or what is was reported.
-    fn tree_is_dead(&mut self, clean: bool) {
-        if !clean {
-            let pids = std::mem::take(&mut self.survivors);
-            let error = "processes of this session survived SIGKILL; end them by hand";
-            self.report("sweep", error, Some(json!({"pids": pids})));
+    /// The end of the ladder: nothing below is alive, or what is survives even
+    /// SIGKILL. That waits in the kernel; what it was writing may still be
+    /// written, so the lease is kept until it is gone.
+    fn ladder_is_over(&mut self, clean: bool) {
+        if clean {
+            return self.tree_is_dead();
         }
+        let rows = process::rows_of(&self.survivors).unwrap_or_default();
+        let processes: Vec<Value> = rows
+            .iter()
+            .filter(|row| !row.is_zombie())
+            .map(|row| json!({"pid": row.pid.get(), "name": row.name, "state": row.state}))
+            .collect();
+        let pids: Vec<i32> = (self.survivors.iter())
+            .map(|identity| identity.pid.get())
+            .collect();
+        let held = match &self.lease {
+            Some(_) => "; the session's lease is kept until they end",
+            None => "",
+        };
+        let error = format!("processes of this session survive SIGKILL: {pids:?}{held}");
+        let detail = json!({"pids": pids, "processes": processes});
+        self.report("sweep", &error, Some(detail));
+        self.lifecycle("stopping", Some(json!({"stage": "stuck"})));
+        self.fail_requests();
+        for id in std::mem::take(&mut self.disposers) {
+            self.respond(
+                Response::err(id, "survivors", error.clone()),
+                Weight::Answers,
+            );
+        }
+        self.vigil = Some(Instant::now() + VIGIL_LOOK);
+    }
+
+    /// Whether it only waits for the end of what survives SIGKILL, and no
+    /// broker listens: then it looks for none, for it has nothing to tell.
+    pub(super) fn keeps_to_itself(&self) -> bool {
+        self.vigil.is_some() && self.detached_since.is_some()
+    }
+
+    /// Looks whether what survived SIGKILL has ended. There is no bound: as
+    /// long as the kernel keeps it, somebody has to hold the lease.
+    pub(super) fn look_at_survivors(&mut self, child_ended: bool) {
+        if self.vigil.is_none() {
+            return;
+        }
+        let mark = self.mark.as_deref().map(|mark| (MARK_ENV, mark));
+        let host = self.host.as_ref().map(Host::pid);
+        let left = tree::kill_below(host, mark, self.cgroup.as_ref());
+        if left.is_ok_and(|left| left.is_empty()) {
+            self.vigil = None;
+            return self.tree_is_dead();
+        }
+        // Many deaths in a row cost one look each, and the clock is not moved.
+        if !child_ended {
+            self.vigil = Some(Instant::now() + VIGIL_LOOK);
+        }
+    }
+
+    fn tree_is_dead(&mut self) {
         self.fail_requests();
         self.release_lease();
+        if let Some(cgroup) = self.cgroup.take() {
+            // Where this is too early, whoever removes the journal does it.
+            let _ = cgroup.remove();
+        }
         for id in std::mem::take(&mut self.disposers) {
             self.respond(Response::ok(id, &()), Weight::Answers);
         }
@@ -313,7 +375,7 @@ impl Session {
 
     /// Leaves the main loop once the tree is dead and the broker has all.
     pub(super) fn maybe_over(&mut self) {
-        if !self.ladder.is_finished() {
+        if !self.ladder.is_finished() || self.vigil.is_some() {
             return;
         }
         for id in std::mem::take(&mut self.disposers) {

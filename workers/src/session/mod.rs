@@ -16,10 +16,11 @@ mod signals;
 use std::collections::HashSet;
 use std::future::pending;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ade_leases::lease::Lease;
 use ade_leases::process::ProcessIdentity;
+use ade_leases::process::cgroup::Cgroup;
 use ade_protocol::boot::{MARK_ENV, WorkerBoot};
 use ade_protocol::frame::{
     ErrorFrame, FromWorker, Hello, Identity, Init, Lifecycle, Log, Ready, Response, WorkerState,
@@ -79,6 +80,8 @@ pub(crate) struct Session {
     init: Option<Box<Init>>,
     init_id: Option<RequestId>,
     ready: Option<Ready>,
+    /// Where the host and everything below it live, where that can be had.
+    cgroup: Option<Cgroup>,
     /// The agent's session file, where it keeps one.
     file: Option<file::SessionFile>,
     lease: Option<Lease>,
@@ -106,7 +109,9 @@ pub(crate) struct Session {
     asked_to_end: bool,
     disposers: Vec<RequestId>,
     host_dispose: Option<RequestId>,
-    survivors: Vec<i32>,
+    survivors: Vec<ProcessIdentity>,
+    /// When what survived SIGKILL is looked at again.
+    vigil: Option<Instant>,
     finish_by: Option<Instant>,
     over: bool,
 }
@@ -148,6 +153,7 @@ impl Session {
             init: None,
             init_id: None,
             ready: None,
+            cgroup: None,
             file: None,
             lease: None,
             watcher: None,
@@ -171,6 +177,7 @@ impl Session {
             disposers: Vec::new(),
             host_dispose: None,
             survivors: Vec::new(),
+            vigil: None,
             finish_by: None,
             over: false,
             boot,
@@ -180,6 +187,7 @@ impl Session {
     /// Runs until the session is over.
     pub(crate) async fn run(&mut self, signals: &mut Signals) {
         self.lifecycle("worker_started", None);
+        self.find_cgroup();
         while !self.over {
             let deadline = self.deadline();
             // Nothing is dropped: a host whose events the broker does not take
@@ -190,13 +198,14 @@ impl Session {
                 told = signals.next() => Wake::Told(told),
                 () = until(deadline) => Wake::Tick,
                 () = leasing::changed(self.watcher.as_ref()) => Wake::Lease,
-                event = self.link.next() => Wake::Link(event),
+                event = self.link.next(), if !self.keeps_to_itself() => Wake::Link(event),
                 event = from_host(&mut self.host, read) => Wake::Host(event),
             };
             match wake {
                 Wake::Told(Told::Stop) => self.asked_to_stop(),
                 Wake::Told(Told::Child) => {
                     tree::reap_strangers(self.host.as_ref().map(Host::pid));
+                    self.look_at_survivors(true);
                 }
                 Wake::Lease => self.look_at_lease(Instant::now()),
                 Wake::Tick => self.on_time(Instant::now()),
@@ -204,6 +213,36 @@ impl Session {
                 Wake::Host(event) => self.on_host(event),
             }
             self.maybe_over();
+        }
+    }
+
+    /// What the host was told to live in.
+    pub(crate) fn cgroup(&self) -> Option<&Cgroup> {
+        self.cgroup.as_ref()
+    }
+
+    fn find_cgroup(&mut self) {
+        let Some(path) = &self.boot.cgroup else {
+            return;
+        };
+        match Cgroup::open(Path::new(path)) {
+            Ok(cgroup) => self.cgroup = Some(cgroup),
+            Err(error) => self.log("warn", &format!("the cgroup {path} is not used: {error}")),
+        }
+    }
+
+    /// Says so when the host is not in its cgroup: everything works without.
+    fn check_cgroup(&mut self) {
+        let (Some(cgroup), Some(host)) = (&self.cgroup, &self.host) else {
+            return;
+        };
+        let inside = cgroup.members().is_ok_and(|members| {
+            let host = host.pid();
+            members.iter().any(|member| member.pid.get() == host)
+        });
+        if !inside {
+            let text = format!("the agent is not in its cgroup {cgroup}; that net is not used");
+            self.log("warn", &text);
         }
     }
 

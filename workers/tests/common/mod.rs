@@ -118,6 +118,7 @@ impl Rig {
             socket: socket.to_string_lossy().into_owned(),
             home: dir.path().to_string_lossy().into_owned(),
             host,
+            cgroup: None,
             timing,
         };
         // A sweep kills all that carry its mark: each worker has its own.
