@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use ade_protocol::action::{
     ACTIONS, BrokerStatus, CardAnswer, CardAnswered, ChatAbort, ChatCompact, ChatCreate,
-    ChatInterrupt, ChatModel, ChatQueueCancel, ChatQueueEdit, ChatRef, ChatSend, ChatShow,
-    ChatShown, ChatSteer, ChatThinking, Nothing, ProviderList, Role, SessionInfo, SessionList,
-    name,
+    ChatInterrupt, ChatModel, ChatPermission, ChatQueueCancel, ChatQueueEdit, ChatRef, ChatSend,
+    ChatShow, ChatShown, ChatSteer, ChatThinking, Nothing, ProviderList, Role, SessionInfo,
+    SessionList, name,
 };
 use ade_protocol::rpc::{self, RpcError, RuntimeInfo};
 use ade_protocol::{SessionId, exit};
@@ -211,6 +211,17 @@ async fn chat(
         name::CHAT_THINKING => {
             let ChatThinking { session_id, level } = arguments_of(arguments)?;
             answer(&ask(manager, &session_id, Ask::Thinking(level)).await?)
+        }
+        name::CHAT_PERMISSION => {
+            let ChatPermission {
+                session_id,
+                permission: mode,
+            } = arguments_of(arguments)?;
+            let session = manager.session(&session_id)?;
+            session
+                .call(|reply| Command::Permit { mode, reply })
+                .await?;
+            answer(&session.view().info)
         }
         name::CHAT_COMPACT => {
             let ChatCompact {

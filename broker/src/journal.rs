@@ -23,6 +23,7 @@ use sha2::{Digest, Sha256};
 
 use crate::files;
 use crate::home::Home;
+use crate::providers::LaunchSpec;
 
 /// A journal is a few hundred bytes; more is not one.
 const MAX_JOURNAL: u64 = 64 * 1024;
@@ -43,6 +44,9 @@ pub struct Entry {
     pub mark: String,
     /// SHA-256 of its token, hexadecimal.
     pub token_hash: String,
+    /// What was fixed at its start; absent in a journal of an older ade.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<LaunchSpec>,
     /// When it was started: RFC 3339, UTC, milliseconds.
     pub started_at: String,
     /// What its host and everything below that live in, where it has one.
@@ -159,6 +163,7 @@ mod tests {
             provider: "pi".into(),
             mark: "mark".into(),
             token_hash: token_hash("canary"),
+            spec: None,
             started_at: "t".into(),
             cgroup: None,
             identity: None,

@@ -34,7 +34,7 @@ use ade_protocol::frame::{Init, Package, SessionChoice, Store};
 
 pub use node::Version;
 pub use pi::{PiBlocker, PiInstall};
-pub use policy::{ToolPolicy, tool_policy};
+pub use policy::{LaunchSpec, ToolPolicy, tool_policy};
 pub use unpack::{HostFiles, unpack_host};
 
 use crate::config::{Config, HostProgram, RecoveryKind};
@@ -106,6 +106,8 @@ impl ProviderError {
 /// How a session's host is started and what it is told.
 #[derive(Clone, Debug)]
 pub struct Launch {
+    /// What is fixed from now on.
+    pub spec: LaunchSpec,
     /// For the worker's first line.
     pub host: HostCommand,
     /// The worker's first request.
@@ -228,6 +230,21 @@ impl Providers {
         })
     }
 
+    /// What a worker of this session must have been started with to serve it
+    /// now. Does not look at the disk.
+    #[must_use]
+    pub fn spec(&self, row: &SessionRow) -> LaunchSpec {
+        let configured = || match row.provider.as_str() {
+            "pi" => self.config.pi().agent_dir.as_deref().map(text),
+            _ => None,
+        };
+        LaunchSpec {
+            policy: tool_policy(row.permission),
+            changes: row.policy,
+            agent_dir: row.agent_dir.clone().or_else(configured),
+        }
+    }
+
     /// How the worker of this session is started now.
     ///
     /// # Errors
@@ -274,8 +291,8 @@ impl Providers {
                 path: self.home.hosts_dir(),
                 source,
             })?;
-        let configured = self.config.pi().agent_dir;
-        let agent_dir = row.agent_dir.as_ref().map(PathBuf::from).or(configured);
+        let spec = self.spec(row);
+        let agent_dir = spec.agent_dir.as_ref().map(PathBuf::from);
         let found = self.pi_store(agent_dir.as_deref());
         let store = Store {
             session_root: text(&found.root),
@@ -288,7 +305,7 @@ impl Providers {
                 package_entry: None,
             }),
             ask_user_tool: true,
-            ..init_for(row, store)
+            ..init_for(row, &spec, store)
         };
         let host = HostCommand::Pi {
             node: text(&pi.node),
@@ -296,6 +313,7 @@ impl Providers {
         };
         let env_names = environment::models_json_names(&found.agent_dir);
         Ok(Launch {
+            spec,
             host,
             init,
             env_names,
@@ -313,9 +331,11 @@ impl Providers {
             session_root: text(&root),
             session_storage_dir: None,
         };
-        let mut init = init_for(row, store);
+        let spec = self.spec(row);
+        let mut init = init_for(row, &spec, store);
         init.session = self.scripted_session(row);
         Ok(Launch {
+            spec,
             host,
             init,
             env_names: BTreeSet::new(),
@@ -370,8 +390,8 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-fn init_for(row: &SessionRow, store: Store) -> Init {
-    let policy = tool_policy(row.permission);
+fn init_for(row: &SessionRow, spec: &LaunchSpec, store: Store) -> Init {
+    let policy = spec.policy.clone();
     Init {
         session_key: row.session_id.to_string(),
         provider: row.provider.clone(),

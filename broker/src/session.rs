@@ -14,6 +14,7 @@
 //! | `record`, `view` | what is written down, and what clients see |
 //! | `acquire`, `legacy` | having a worker: a new one, or another broker's |
 //! | `requests`, `cards` | what the worker is asked and answered |
+//! | `permission` | changing what is fixed when a worker starts |
 //! | `depart` | sending the worker away |
 //! | `start`, `adopt`, `escort` | the steps of a start, a takeover and a farewell, each in a task of its own |
 //! | `replay`, `figures` | what a fresh agent is told of the chat; words about a worker's end |
@@ -29,6 +30,7 @@ mod escort;
 mod figures;
 mod frames;
 mod legacy;
+mod permission;
 mod queue;
 mod record;
 mod replay;
@@ -40,7 +42,7 @@ mod worker;
 use std::sync::Arc;
 
 use ade_protocol::action::{
-    Aborted, ChatInterrupted, ChatQueue, InterruptMode, Sent, SessionInfo, Steered,
+    Aborted, ChatInterrupted, ChatQueue, InterruptMode, PermissionMode, Sent, SessionInfo, Steered,
 };
 use ade_protocol::card::{Answer, Card};
 use ade_protocol::event::{Event, TurnStatus, Via};
@@ -102,6 +104,11 @@ pub(crate) enum Command {
     Detach { reply: oneshot::Sender<()> },
     /// Clear a used-up start budget.
     Reset { reply: Reply<()> },
+    /// Another permission mode.
+    Permit {
+        mode: PermissionMode,
+        reply: Reply<()>,
+    },
     /// Another request to the worker.
     Ask { ask: Ask, reply: Reply<()> },
     /// An answer to a card.

@@ -38,6 +38,7 @@ use crate::cgroups::{self, Cgroups};
 use crate::home::Home;
 use crate::journal::{self, Entry};
 use crate::limits::{self, LimitError};
+use crate::providers::LaunchSpec;
 use crate::{clock, files, platform, reap};
 
 pub use crate::reap::Exit;
@@ -144,6 +145,8 @@ pub struct WorkerSpec {
     pub env: BTreeMap<OsString, OsString>,
     /// The mark, for the journal.
     pub mark: String,
+    /// What is fixed from now on, for the journal.
+    pub fixed: LaunchSpec,
 }
 
 /// A worker that was started.
@@ -240,6 +243,7 @@ fn start_worker(
         provider: spec.boot.provider.clone(),
         mark: spec.mark.clone(),
         token_hash: journal::token_hash(&spec.boot.token),
+        spec: Some(spec.fixed.clone()),
         started_at: clock::timestamp(),
         cgroup: cgroups.make(&spec.boot.worker_id),
         identity: None,

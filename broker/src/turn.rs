@@ -8,6 +8,7 @@
 //!   each message that never became one by exactly one [`Effect::Drop`];
 //! - a message is written to a worker at most twice, the second time only after
 //!   a recycle and only when nothing of the turn was seen;
+//! - no turn begins with a worker that is outdated: it is disposed of first;
 //! - after a user's abort, stop or interrupt was accepted nothing is sent for
 //!   that turn;
 //! - an input of another generation or another turn changes nothing;
@@ -28,6 +29,7 @@
 //! of it was lost and nobody may be watching.
 
 mod machine;
+mod outdated;
 mod takeover;
 mod texts;
 mod waiting;
@@ -200,6 +202,9 @@ pub enum Input {
     WorkerFailed(Failure),
     /// A worker process has ended.
     WorkerExited(Generation, Failure),
+    /// What the worker was started with is not what is wanted any more. Whoever
+    /// says so names the worker before it is said to be ready or adopted, too.
+    Outdated(Generation),
     /// A worker of a broker that is gone was taken over.
     Adopted(Generation, Adopted),
     /// The worker of a broker that is gone could not be taken over and is gone.

@@ -87,6 +87,7 @@ fn a18_nothing_is_half_written_and_all_goes_on_when_there_is_room_again() {
         provider: "scripted".into(),
         mark: "m".into(),
         token_hash: journal::token_hash("t"),
+        spec: None,
         started_at: WHEN.into(),
         cgroup: None,
         identity: None,

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use ade_broker::cgroups::Cgroups;
 use ade_broker::home::Home;
+use ade_broker::providers::{LaunchSpec, tool_policy};
 use ade_broker::spawn::{self, Exit, SpawnError, Spawned, Spawner, WorkerSpec};
 use ade_broker::{environment, journal, reap};
 use ade_leases::process::{self, Pid, Signal, Target};
+use ade_protocol::action::PermissionMode;
 use ade_protocol::boot::{HostCommand, WorkerBoot, WorkerTiming};
 use ade_protocol::{Generation, PROTOCOL_VERSION, WorkerId};
 use tempfile::TempDir;
@@ -80,6 +82,11 @@ impl Place {
                 "the-mark",
             ),
             mark: "the-mark".into(),
+            fixed: LaunchSpec {
+                policy: tool_policy(PermissionMode::Default),
+                changes: 0,
+                agent_dir: None,
+            },
         }
     }
 

@@ -94,6 +94,7 @@ impl Place {
             provider: "scripted".into(),
             mark,
             token_hash: journal::token_hash("token"),
+            spec: None,
             started_at: "t".into(),
             cgroup: None,
             identity: None,

@@ -306,6 +306,16 @@ pub(crate) enum Chat {
         /// The agent's word for it; absent: its own default
         level: Option<String>,
     },
+    /// Change which tools the agent has and which of them ask
+    ///
+    /// A running turn goes on under the mode that it began with; the next one gets a new worker on
+    /// the same session file.
+    Permission {
+        /// The chat
+        session: String,
+        /// The mode
+        mode: Permission,
+    },
     /// Shorten the context
     Compact {
         /// The chat

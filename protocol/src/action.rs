@@ -122,6 +122,19 @@ pub enum PermissionMode {
     Default,
 }
 
+impl PermissionMode {
+    /// The word for it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plan => "plan",
+            Self::Edit => "edit",
+            Self::FullAuto => "full-auto",
+            Self::Default => "default",
+        }
+    }
+}
+
 /// Makes a chat. Starts no worker.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -367,6 +380,17 @@ pub struct ChatThinking {
     pub session_id: SessionId,
     /// Null: the provider's own default.
     pub level: Option<String>,
+}
+
+/// Changes which tools a chat's agent has and which of them need a card.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ChatPermission {
+    /// The chat.
+    pub session_id: SessionId,
+    /// Tools and approvals. A running turn goes on under those that it began
+    /// with; the next one gets another worker.
+    pub permission: PermissionMode,
 }
 
 /// Shortens the context of a chat.
@@ -652,6 +676,8 @@ actions! {
         ChatModel => SessionInfo, r#"{"sessionId":"ses_1","model":"anthropic/claude"}"#;
     CHAT_THINKING = "chat.thinking", Agent, "Changes how much the agent thinks.",
         ChatThinking => SessionInfo, r#"{"sessionId":"ses_1","level":null}"#;
+    CHAT_PERMISSION = "chat.permission", Cto, "Changes which tools the agent has and which of them ask, from the next turn on.",
+        ChatPermission => SessionInfo, r#"{"sessionId":"ses_1","permission":"plan"}"#;
     CHAT_COMPACT = "chat.compact", Agent, "Shortens the context.",
         ChatCompact => Nothing, r#"{"sessionId":"ses_1"}"#;
     SESSIONS_LIST = "sessions.list", Observer, "Lists all chats with their workers.",
@@ -684,6 +710,14 @@ mod tests {
                 spec.name
             );
             example_fits(spec.name, spec.example).unwrap_or_else(|e| panic!("{}: {e}", spec.name));
+        }
+    }
+
+    #[test]
+    fn a_mode_is_named_as_it_is_written() {
+        use PermissionMode::{Default, Edit, FullAuto, Plan};
+        for mode in [Plan, Edit, FullAuto, Default] {
+            assert_eq!(serde_json::to_value(mode).unwrap(), mode.name());
         }
     }
 

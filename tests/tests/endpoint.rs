@@ -315,8 +315,12 @@ fn i05_what_runs_below_a_worker_is_an_agent_and_answers_no_cards() {
         format!("{ours} {args} > {root}/{name}.out 2>&1; echo $? > {root}/{name}.code; ")
     };
     let script = format!(
-        "(while [ ! -e {root}/go ]; do sleep 0.05; done; {}{}{}) & \
+        "(while [ ! -e {root}/go ]; do sleep 0.05; done; {}{}{}{}) & \
          ADE_HOST_PARENT=$PPID exec {} --scripted",
+        call(
+            "permission",
+            &format!("chat permission $(cat {root}/chat) full-auto")
+        ),
         call("stop", "actions run broker.stop"),
         call("list", "actions run sessions.list"),
         call("answer", &format!("answer $(cat {root}/go) allow")),
@@ -331,6 +335,7 @@ fn i05_what_runs_below_a_worker_is_an_agent_and_answers_no_cards() {
     let (turn, after) = ade.send(&mut rpc, &chat, "!card Run it? | x");
     rpc.subscribe(&chat, after);
     let card = rpc.card();
+    fs::write(ade.root().join("chat"), &chat).unwrap();
     fs::write(ade.root().join("going"), &card).unwrap();
     fs::rename(ade.root().join("going"), ade.root().join("go")).unwrap();
     let result = |name: &str| {
@@ -343,7 +348,7 @@ fn i05_what_runs_below_a_worker_is_an_agent_and_answers_no_cards() {
         let said = fs::read_to_string(ade.root().join(format!("{name}.out"))).unwrap();
         (code.trim().parse::<i32>().unwrap(), said)
     };
-    for name in ["stop", "answer"] {
+    for name in ["permission", "stop", "answer"] {
         let (code, said) = result(name);
         assert_eq!(code, 7, "{name}: {said}");
         assert!(said.contains("denied"), "{said}");
@@ -356,9 +361,10 @@ fn i05_what_runs_below_a_worker_is_an_agent_and_answers_no_cards() {
     rpc.answer(&card, &ade_tests::turns::no()).unwrap();
     let events = rpc.until_done(&turn);
     assert_eq!(of_type(&events, "tool_result")[0]["ok"], false);
+    assert_eq!(ade.session(&chat)["permission"], "default");
     // One line in the log for each.
     let log = fs::read_to_string(ade.home().join("logs/ade-serve.log")).unwrap();
-    for action in ["broker.stop", "cards.answer"] {
+    for action in ["chat.permission", "broker.stop", "cards.answer"] {
         let lines = log.lines().filter(|line| line.contains(action));
         assert_eq!(lines.count(), 1, "{action} in {log}");
     }

@@ -1,9 +1,28 @@
-//! Pi's tool policy: what each permission mode grants. Pure.
+//! Pi's tool policy: what each permission mode grants, and what of it is fixed
+//! when a worker starts. Pure.
 
 use ade_protocol::action::PermissionMode;
+use serde::{Deserialize, Serialize};
+
+/// What is fixed when a worker starts. A worker that was started with another
+/// one than its session wants is replaced before the next turn; two are never
+/// told apart by anything but this.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LaunchSpec {
+    /// What the agent may do.
+    pub policy: ToolPolicy,
+    /// How often that was changed: a worker remembers `allow_session` answers,
+    /// and they do not outlive a change there and back.
+    pub changes: u64,
+    /// The provider's own configuration folder, where one is named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent_dir: Option<String>,
+}
 
 /// What an agent may do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ToolPolicy {
     /// Tools that are offered at all.
     pub tools: Vec<String>,

@@ -107,6 +107,39 @@ fn row(provider: &str) -> SessionRow {
 }
 
 #[test]
+fn what_is_fixed_at_a_start_tells_modes_changes_and_folders_apart() {
+    let machine = Machine::new();
+    let providers = machine.providers();
+    let first = row("pi");
+    let same = providers.spec(&first);
+    let models = SessionRow {
+        model: Some("c/d".into()),
+        thinking: Some("high".into()),
+        ..first.clone()
+    };
+    assert_eq!(providers.spec(&models), same, "these can be changed later");
+    let others = [
+        SessionRow {
+            permission: PermissionMode::Plan,
+            ..first.clone()
+        },
+        SessionRow {
+            policy: 2,
+            ..first.clone()
+        },
+        SessionRow {
+            agent_dir: Some("/elsewhere".into()),
+            ..first
+        },
+    ];
+    for other in others {
+        assert_ne!(providers.spec(&other), same, "{other:?}");
+    }
+    let text = serde_json::to_string(&same).unwrap();
+    assert_eq!(serde_json::from_str::<LaunchSpec>(&text).unwrap(), same);
+}
+
+#[test]
 fn pi_is_found_from_its_command_and_node_on_path() {
     let machine = Machine::new();
     let root = machine.package("user/.npm-global/lib/node_modules/x", pi::PACKAGE, "1.6.0");

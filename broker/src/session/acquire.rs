@@ -156,9 +156,17 @@ impl Actor {
             Ok(started) => {
                 let generation = started.generation;
                 let mut started = *started;
+                let fits = self.fits(started.spec.as_ref());
                 let resumed = started.resumed.take();
                 self.shared.pool.start_worked(&self.row.provider);
-                self.adopt(started).await;
+                if !fits && resumed.is_none() {
+                    self.start_again(started);
+                    return;
+                }
+                self.adopt(started, resumed.is_some()).await;
+                if !fits {
+                    self.outdated(generation).await;
+                }
                 match resumed {
                     Some(resumed) => self.resumed(generation, &resumed).await,
                     None => self.input(Input::WorkerReady(generation)).await,
@@ -183,7 +191,7 @@ impl Actor {
     }
 
     /// A turn that waits for a worker while none is being had gets one.
-    fn acquire_if_wanted(&mut self) {
+    pub(super) fn acquire_if_wanted(&mut self) {
         if matches!(self.machine.state(), State::Starting | State::Recovering) {
             self.acquire();
         }
@@ -217,10 +225,10 @@ impl Actor {
         .await;
     }
 
-    async fn adopt(&mut self, started: Started) {
+    /// A worker is there. `known`: it is one that was taken over, so what there is
+    /// to tell of it was told when it started.
+    async fn adopt(&mut self, started: Started, known: bool) {
         let ready = started.ready.clone();
-        // Of one that is taken over the same was told when it started.
-        let known = started.resumed.is_some();
         self.row.generation = started.generation;
         self.row.session_file = ready.session_file.clone().or(self.row.session_file.take());
         self.row.provider_session_id = ready

@@ -144,6 +144,7 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
                 host_pid: state.host_pid,
                 lease_held: state.lease_held,
                 place,
+                spec: entry.spec,
                 resumed: Some(Resumed {
                     taken,
                     running: state.turn_id,

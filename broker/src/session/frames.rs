@@ -56,6 +56,11 @@ impl Actor {
                 self.reset().await;
                 let _ = reply.send(Ok(()));
             }
+            Command::Permit { mode, reply } => {
+                let permitted = self.permit(mode).await;
+                self.flush();
+                let _ = reply.send(permitted);
+            }
             Command::Ask { ask, reply } => self.ask_or_note(ask, reply).await,
             Command::Answer { ref card_id, .. } if self.awaits_legacy(card_id) => {
                 self.deferred.push(command);

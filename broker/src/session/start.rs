@@ -23,7 +23,7 @@ use super::escort::{Escort, Process};
 use super::{Command, figures};
 use crate::link::{Connection, Link, LinkIn};
 use crate::pool::Place;
-use crate::providers::Launch;
+use crate::providers::{Launch, LaunchSpec};
 use crate::shared::Shared;
 use crate::spawn::WorkerSpec;
 use crate::state::SessionRow;
@@ -54,6 +54,17 @@ pub(super) struct Plan {
     pub(super) cancel: CancellationToken,
 }
 
+impl Plan {
+    /// Takes up a change of the permission that came while the start waited.
+    async fn refresh(&mut self) {
+        let session = self.row.session_id.clone();
+        let row = self.shared.state.run(move |state| state.session(&session));
+        if let Ok(Some(row)) = row.await {
+            (self.row.permission, self.row.policy) = (row.permission, row.policy);
+        }
+    }
+}
+
 /// Tells the session where its start stands in the line for a worker.
 pub(super) struct Line {
     pub(super) tx: mpsc::WeakSender<Command>,
@@ -71,6 +82,8 @@ pub(crate) struct Started {
     pub(super) lease_held: bool,
     /// Place among all workers; free again when the tree is dead.
     pub(super) place: Place,
+    /// What it was started with; not known of a worker that an older ade started.
+    pub(super) spec: Option<LaunchSpec>,
     /// Where the worker of another broker stood.
     pub(super) resumed: Option<super::adopt::Resumed>,
 }
@@ -87,6 +100,8 @@ pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
         () = cancel.cancelled() => return Err(cancelled()),
         place = early => place?,
     };
+    let mut plan = plan;
+    plan.refresh().await;
     let launch = launch(&plan).await?;
     let started = spawn(&plan, &launch).await?;
     let Spawned {
@@ -110,6 +125,7 @@ pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
             host_pid: greeted.host_pid,
             lease_held: greeted.lease_held,
             place,
+            spec: Some(launch.spec),
             resumed: None,
         })),
         Err(failure) => {
@@ -241,6 +257,7 @@ async fn spawn(plan: &Plan, launch: &Launch) -> Result<Spawned, Failure> {
             .providers
             .worker_env(&plan.row.provider, &launch.env_names, &mark),
         mark: mark.clone(),
+        fixed: launch.spec.clone(),
     };
     match shared.spawner.spawn(spec).await {
         Ok(spawned) => {

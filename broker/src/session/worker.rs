@@ -16,6 +16,7 @@ use super::start::Started;
 use super::{Ask, Reply};
 use crate::link::{Connection, Link, LinkIn};
 use crate::pool::Place;
+use crate::providers::LaunchSpec;
 use crate::turn::Failure;
 
 /// A worker in use.
@@ -23,6 +24,8 @@ pub(super) struct Worker {
     pub(super) generation: Generation,
     pub(super) process: Process,
     pub(super) link: Link,
+    /// What it was started with, where that is known.
+    pub(super) spec: Option<LaunchSpec>,
     /// False between the loss of the connection and its return.
     pub(super) linked: bool,
     pub(super) reconnects: mpsc::Receiver<Connection>,
@@ -73,6 +76,7 @@ impl Worker {
             generation: started.generation,
             process: started.process,
             link: started.link,
+            spec: started.spec,
             linked: true,
             reconnects: started.reconnects,
             host_pid: started.host_pid,

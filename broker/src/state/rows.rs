@@ -21,6 +21,10 @@ pub struct SessionRow {
     pub thinking: Option<String>,
     /// Tools and approvals.
     pub permission: PermissionMode,
+    /// How often `permission` was changed. A worker that was started under an
+    /// older number remembers answers which hold no more, also when the mode is
+    /// the same again.
+    pub policy: u64,
     /// Name for people.
     pub title: Option<String>,
     /// The provider's own configuration folder.
@@ -65,6 +69,7 @@ impl SessionRow {
             model: create.model.clone(),
             thinking: create.thinking.clone(),
             permission: create.permission,
+            policy: 0,
             title: create.title.clone(),
             agent_dir: create.agent_dir.clone(),
             first_event_ms: create.first_event_ms,

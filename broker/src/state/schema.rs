@@ -8,7 +8,8 @@ use super::{StateError, failed};
 
 /// What brings schema `n` to `n + 1`, from `n` = 0, the empty database. An
 /// entry never changes once it was released.
-const MIGRATIONS: &[&str] = &["
+const MIGRATIONS: &[&str] = &[
+    "
     CREATE TABLE meta (
         name TEXT PRIMARY KEY,
         value INTEGER NOT NULL
@@ -61,7 +62,11 @@ const MIGRATIONS: &[&str] = &["
         card TEXT NOT NULL,
         UNIQUE (session_id, generation, card_id)
     ) STRICT;
-"];
+",
+    "
+    ALTER TABLE sessions ADD COLUMN policy INTEGER NOT NULL DEFAULT 0;
+",
+];
 
 fn known() -> i64 {
     MIGRATIONS.len().try_into().unwrap_or(i64::MAX)

@@ -1,5 +1,6 @@
 //! Sessions.
 
+use ade_protocol::action::PermissionMode;
 use ade_protocol::{Generation, SessionId};
 use rusqlite::{Row, params};
 
@@ -8,7 +9,7 @@ use super::{Flags, RowFault, SessionRow, State, StateError, failed};
 
 const COLUMNS: &str = "session_id, provider, lane, model, thinking, permission, title, agent_dir,
     first_event_ms, session_file, provider_session_id, has_history, generation, rotate,
-    force_expire, failed_reason, last_status, last_error, created_at";
+    force_expire, failed_reason, last_status, last_error, created_at, policy";
 
 fn session_row(row: &Row<'_>) -> Result<SessionRow, RowFault> {
     let id: String = row.get(0)?;
@@ -36,6 +37,7 @@ fn session_row(row: &Row<'_>) -> Result<SessionRow, RowFault> {
         last_status: row.get::<_, Option<String>>(16)?.and_then(from_word),
         last_error: row.get(17)?,
         created_at: row.get(18)?,
+        policy: unsigned(row.get(19)?),
     })
 }
 
@@ -47,7 +49,8 @@ impl State {
     pub fn insert_session(&self, row: &SessionRow) -> Result<(), StateError> {
         let sql = format!(
             "INSERT INTO sessions ({COLUMNS}) VALUES
-             (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)"
+             (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19,
+              ?20)"
         );
         let values = params![
             row.session_id.as_str(),
@@ -69,6 +72,7 @@ impl State {
             row.last_status.as_ref().and_then(to_word),
             row.last_error,
             row.created_at,
+            signed(row.policy),
         ];
         self.execute("write a session", &sql, values).map(drop)
     }
@@ -205,6 +209,24 @@ impl State {
             "thinking = ?2",
             &[&level],
         )
+    }
+
+    /// Changes the permission mode and gives the number of changes so far.
+    ///
+    /// # Errors
+    /// [`StateError`]; then it is as it was.
+    pub fn set_permission(
+        &self,
+        session: &SessionId,
+        mode: PermissionMode,
+    ) -> Result<u64, StateError> {
+        let sql = "UPDATE sessions SET permission = ?2, policy = policy + 1
+                   WHERE session_id = ?1 AND deleted = 0 RETURNING policy";
+        let values = params![session.as_str(), to_word(&mode)];
+        let number = |row: &Row<'_>| Ok(unsigned(row.get(0)?));
+        self.query("change the permission", sql, values, number)?
+            .pop()
+            .ok_or_else(|| StateError::NoSession(session.clone()))
     }
 
     /// Remembers why no worker is started any more, or that one may be again.

@@ -418,3 +418,24 @@ async fn a_job_is_done_although_its_asker_is_gone() {
     }
     assert_eq!(handle.run(State::sessions).await.unwrap().len(), 1);
 }
+
+#[test]
+fn each_change_of_the_permission_counts_and_only_for_its_session() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    for id in ["a", "b"] {
+        state.insert_session(&session(id)).unwrap();
+    }
+    let a = "a".into();
+    for (mode, count) in [(PermissionMode::Plan, 1), (PermissionMode::FullAuto, 2)] {
+        assert_eq!(state.set_permission(&a, mode).unwrap(), count);
+        let row = state.session(&a).unwrap().unwrap();
+        assert_eq!((row.permission, row.policy), (mode, count));
+    }
+    assert_eq!(state.session(&"b".into()).unwrap().unwrap(), session("b"));
+    let nobody = state.set_permission(&"c".into(), PermissionMode::Plan);
+    assert!(
+        matches!(nobody, Err(StateError::NoSession(_))),
+        "{nobody:?}"
+    );
+}

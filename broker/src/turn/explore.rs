@@ -30,6 +30,8 @@ struct Message {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Ledger {
     messages: BTreeMap<TurnId, Message>,
+    /// The worker that is in use must get no message.
+    outdated: bool,
 }
 
 impl Ledger {
@@ -49,6 +51,7 @@ impl Ledger {
             }
             Effect::Emit(turn, _) => assert!(self.of(turn).begun),
             Effect::Send { turn, recovery, .. } => {
+                assert!(!self.outdated, "sent to a worker that is outdated");
                 let message = self.of(turn);
                 assert!(message.begun && message.ends == 0, "sent after its end");
                 assert!(!message.stopped, "sent although the user had ended it");
@@ -87,11 +90,8 @@ impl Ledger {
             Effect::Quiet { turn, .. } | Effect::Abort(turn) => {
                 assert!(self.of(turn).ends == 0);
             }
-            Effect::Acquire
-            | Effect::Recycle { .. }
-            | Effect::Poison
-            | Effect::Dispose
-            | Effect::Withdraw(_) => {}
+            Effect::Recycle { .. } | Effect::Poison | Effect::Dispose => self.outdated = false,
+            Effect::Acquire | Effect::Withdraw(_) => {}
         }
         assert!(
             self.messages.values().all(|message| message.ends <= 1),
@@ -142,11 +142,13 @@ enum Letter {
     Seen,
     /// It cannot be taken over.
     TakeoverFailed,
+    /// The worker was started with what is not wanted any more.
+    Outdated,
     /// Frames of the worker before, and of another turn.
     Stale,
 }
 
-const ALPHABET: [Letter; 26] = [
+const ALPHABET: [Letter; 27] = [
     Letter::Send,
     Letter::Steer,
     Letter::Replace,
@@ -172,6 +174,7 @@ const ALPHABET: [Letter; 26] = [
     Letter::Unseen,
     Letter::Seen,
     Letter::TakeoverFailed,
+    Letter::Outdated,
     Letter::Stale,
 ];
 
@@ -212,6 +215,7 @@ impl World {
         };
         let timing = Timing::new(FIRST_EVENT);
         world.machine = Machine::attaching(timing, (turn, prompt), legacy);
+        world.generation = 1;
         world
     }
 
@@ -219,7 +223,13 @@ impl World {
         for effect in self.machine.on(input, self.now) {
             self.ledger.take(&effect);
         }
+        self.ledger.outdated &= self.has_worker();
         self.check();
+    }
+
+    /// Whether one is in use or being taken over.
+    fn has_worker(&self) -> bool {
+        self.machine.worker().is_some() || self.machine.state() == State::Attaching
     }
 
     /// A message with a name of its own.
@@ -327,8 +337,15 @@ impl World {
                     self.on(Input::TakeoverFailed(failure));
                 }
             }
+            Letter::Outdated => self.outdated(),
             Letter::Stale => self.stale(),
         }
+    }
+
+    /// Said of the worker that is in use, or of the one that is taken over.
+    fn outdated(&mut self) {
+        self.ledger.outdated = self.has_worker();
+        self.on(Input::Outdated(Generation(self.generation)));
     }
 
     /// A worker of another broker is taken over.
@@ -340,7 +357,6 @@ impl World {
             if matches!(adopted, Adopted::Has { .. }) {
                 self.ledger.of(&turn).sends += 1;
             }
-            self.generation += 1;
             self.on(Input::Adopted(Generation(self.generation), adopted));
         }
     }

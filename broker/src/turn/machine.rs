@@ -49,6 +49,8 @@ pub struct Machine {
     pub(super) held: bool,
     pub(super) cleared: Option<Cleared>,
     pub(super) worker: Option<Generation>,
+    /// The worker, if it is this one, serves no other turn.
+    pub(super) outdated: Option<Generation>,
     pub(super) deadline: Option<Mono>,
     pub(super) quiet: Quiet,
     pub(super) timing: Timing,
@@ -67,6 +69,7 @@ impl Machine {
             held: false,
             cleared: None,
             worker: None,
+            outdated: None,
             deadline: None,
             quiet: Quiet::Off,
             timing,
@@ -164,6 +167,7 @@ impl Machine {
             Input::WorkerExited(generation, failure) => {
                 self.worker_exited(generation, failure, now, &mut out);
             }
+            Input::Outdated(generation) => self.outdated(generation, &mut out),
             Input::Adopted(generation, adopted) => {
                 self.adopted(generation, adopted, now, &mut out);
             }
@@ -523,6 +527,7 @@ impl Machine {
         self.state = State::Idle;
         self.deadline = None;
         self.quiet = Quiet::Off;
+        self.replace_outdated(out);
         if self.held && !idle {
             return;
         }

@@ -56,15 +56,22 @@ impl Machine {
         out: &mut Vec<Effect>,
     ) {
         self.worker = Some(generation);
+        if self.running.is_none() {
+            self.replace_outdated(out);
+            return;
+        }
+        let legacy = self.legacy.take();
+        let outdated = self.has_outdated_worker();
         let Some(running) = &mut self.running else {
             return;
         };
-        let legacy = self.legacy.take();
         match (self.state, legacy) {
+            (State::Starting, _) if outdated => self.another_worker(out),
             // It came while the worker of the last turn was taken over.
             (State::Starting, _) => self.write(now, out),
             (State::Attaching, Some(legacy)) => match adopted {
                 Adopted::NeverSent if running.stop_requested => self.finish_interrupted(now, out),
+                Adopted::NeverSent if outdated => self.another_worker(out),
                 Adopted::NeverSent => {
                     if running.sends > 0 {
                         let notice = texts::recovery_notice(None);
@@ -91,6 +98,14 @@ impl Machine {
             },
             _ => {}
         }
+    }
+
+    /// The worker that was taken over is not one that a message is written to.
+    fn another_worker(&mut self, out: &mut Vec<Effect>) {
+        self.worker = None;
+        self.resume();
+        out.push(Effect::Dispose);
+        out.push(Effect::Acquire);
     }
 
     /// A turn whose message reached nobody, or was to be sent again, gets

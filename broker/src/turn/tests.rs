@@ -659,3 +659,72 @@ fn only_an_idle_worker_is_put_away() {
     rig.on(send("b"));
     assert_eq!(rig.machine.state(), State::Starting);
 }
+
+#[test]
+fn an_outdated_worker_ends_its_turn_and_serves_no_other() {
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.ready();
+    rig.event("a");
+    rig.on(send("b"));
+    let outdated = Input::Outdated(Generation(rig.generation));
+    assert!(rig.on(outdated.clone()).is_empty(), "the turn goes on");
+    assert!(rig.on(outdated).is_empty());
+    let effects = rig.ended("a", completed());
+    let at = |wanted: &Effect| effects.iter().position(|effect| effect == wanted);
+    let (dispose, acquire) = (at(&Effect::Dispose), at(&Effect::Acquire));
+    assert!(dispose.is_some() && dispose < acquire, "{effects:?}");
+    assert_eq!(
+        (rig.ends("a"), rig.sends("b")),
+        (vec![TurnStatus::Completed], 0)
+    );
+    rig.ready();
+    assert_eq!(rig.sends("b"), 1);
+    rig.ended("b", completed());
+    assert!(rig.machine.worker().is_some(), "the new one is kept");
+}
+
+#[test]
+fn an_idle_worker_that_is_outdated_goes_at_once_and_others_stay() {
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.ready();
+    rig.ended("a", completed());
+    assert!(rig.on(Input::Outdated(Generation(0))).is_empty());
+    assert!(rig.machine.worker().is_some());
+    let effects = rig.on(Input::Outdated(Generation(1)));
+    assert!(effects.contains(&Effect::Dispose), "{effects:?}");
+    assert!(rig.on(send("b")).contains(&Effect::Acquire));
+}
+
+#[test]
+fn a_message_is_never_written_to_an_outdated_worker_that_was_taken_over() {
+    let legacy = |sends| Legacy {
+        sends,
+        noted: false,
+        resumable: true,
+        left: FIRST_EVENT,
+    };
+    for (sends, state) in [(0, State::Starting), (1, State::Recovering)] {
+        let mut rig = Rig::new();
+        let message = (id("a"), "prompt a".to_owned());
+        rig.machine = Machine::attaching(Timing::new(FIRST_EVENT), message, legacy(sends));
+        rig.on(Input::Outdated(Generation(1)));
+        let effects = rig.on(Input::Adopted(Generation(1), Adopted::NeverSent));
+        assert_eq!(effects, [Effect::Dispose, Effect::Acquire]);
+        assert_eq!(rig.machine.state(), state);
+    }
+    // One that has it goes on to its end.
+    let mut rig = Rig::new();
+    let message = (id("a"), "prompt a".to_owned());
+    rig.machine = Machine::attaching(Timing::new(FIRST_EVENT), message, legacy(0));
+    rig.on(Input::Outdated(Generation(1)));
+    let has = Adopted::Has {
+        seen: true,
+        card: false,
+    };
+    rig.generation = 1;
+    assert!(rig.on(Input::Adopted(Generation(1), has)).is_empty());
+    let effects = rig.ended("a", completed());
+    assert!(effects.contains(&Effect::Dispose), "{effects:?}");
+}

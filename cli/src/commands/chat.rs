@@ -1,8 +1,8 @@
 //! `ade chat`: making, using and removing chats.
 
 use ade_protocol::action::{
-    Aborted, ChatAbort, ChatCompact, ChatModel, ChatRef, ChatSend, ChatShow, ChatShown, ChatSteer,
-    ChatThinking, Nothing, Sent, SessionInfo, Steered, name,
+    Aborted, ChatAbort, ChatCompact, ChatModel, ChatPermission, ChatRef, ChatSend, ChatShow,
+    ChatShown, ChatSteer, ChatThinking, Nothing, PermissionMode, Sent, SessionInfo, Steered, name,
 };
 use ade_protocol::event::{Envelope, Event};
 use ade_protocol::{Seq, SessionId, TurnId, exit};
@@ -77,6 +77,7 @@ pub(super) async fn run(context: &Context, command: Chat) -> Result<(), CommandE
             let info: SessionInfo = client.call(name::CHAT_THINKING, &arguments, WORKER).await?;
             told(context, &info, &text)
         }
+        Chat::Permission { session, mode } => permission(context, &session, mode.into()).await,
         Chat::Compact {
             session,
             instructions,
@@ -183,6 +184,27 @@ async fn abort(context: &Context, session: &str, turn: Option<String>) -> Result
         None => "no turn runs".into(),
     };
     told(context, &aborted, &text)
+}
+
+async fn permission(
+    context: &Context,
+    session: &str,
+    permission: PermissionMode,
+) -> Result<(), CommandError> {
+    let (mut client, session_id) = named(context, session).await?;
+    let arguments = ChatPermission {
+        session_id,
+        permission,
+    };
+    let info: SessionInfo = client
+        .call(name::CHAT_PERMISSION, &arguments, QUICK)
+        .await?;
+    let name = info.permission.name();
+    let text = match &info.turn_id {
+        Some(_) => format!("the permission is {name} from the next turn on"),
+        None => format!("the permission is {name}"),
+    };
+    told(context, &info, &text)
 }
 
 async fn show(context: &Context, arguments: &args::ChatShow) -> Result<(), CommandError> {

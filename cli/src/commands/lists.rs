@@ -33,8 +33,8 @@ pub(super) async fn ps(context: &Context) -> Result<(), CommandError> {
 
 fn ps_table(sessions: &[SessionInfo], home: Option<&str>, now: Timestamp) -> Table {
     let mut table = Table::new(&[
-        "SESSION", "LANE", "PROVIDER", "STATE", ">GEN", ">WORKER", ">EVENTS", ">LAST", ">CPU",
-        ">MEM", "LEASE",
+        "SESSION", "LANE", "PROVIDER", "MODE", "STATE", ">GEN", ">WORKER", ">EVENTS", ">LAST",
+        ">CPU", ">MEM", "LEASE",
     ]);
     let or_none = |text: Option<String>| text.unwrap_or_else(|| NONE.into());
     for info in sessions {
@@ -43,6 +43,7 @@ fn ps_table(sessions: &[SessionInfo], home: Option<&str>, now: Timestamp) -> Tab
             short_id(info.session_id.as_str()).to_owned(),
             tilde(&info.lane, home),
             info.provider.clone(),
+            info.permission.name().to_owned(),
             state(info),
             info.generation.to_string(),
             or_none(info.worker_pid.map(|pid| pid.to_string())),
@@ -138,6 +139,8 @@ pub(super) async fn providers(context: &Context) -> Result<(), CommandError> {
 
 #[cfg(test)]
 mod tests {
+    use ade_protocol::action::PermissionMode;
+
     use super::*;
     use crate::resolve::tests::info;
 
@@ -146,6 +149,7 @@ mod tests {
         let mut busy = info("ses_0197-aaaa-bbbb-cccc-00000000000a");
         busy.state = "awaiting_first_event".into();
         busy.queued = 2;
+        busy.permission = PermissionMode::FullAuto;
         busy.worker_pid = Some(4711);
         busy.lease_held = true;
         busy.memory_bytes = Some(5 << 20);
@@ -158,9 +162,9 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "SESSION       LANE   PROVIDER  STATE                    GEN  WORKER  EVENTS  LAST  CPU      MEM  LEASE",
-                "00000000000a  /lane  scripted  awaiting first event +2    0    4711       0   60s  12%  5.0 MiB  held",
-                "ses_2         /lane  scripted  idle (failed)              0       –       0     –    –        –  –",
+                "SESSION       LANE   PROVIDER  MODE       STATE                    GEN  WORKER  EVENTS  LAST  CPU      MEM  LEASE",
+                "00000000000a  /lane  scripted  full-auto  awaiting first event +2    0    4711       0   60s  12%  5.0 MiB  held",
+                "ses_2         /lane  scripted  default    idle (failed)              0       –       0     –    –        –  –",
             ]
         );
     }

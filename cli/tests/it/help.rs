@@ -22,6 +22,7 @@ const COMMANDS: &[&str] = &[
     "chat delete",
     "chat model",
     "chat thinking",
+    "chat permission",
     "chat compact",
     "chat show",
     "attach",

@@ -181,6 +181,50 @@ fn the_mode_says_which_tools_there_are_and_which_ask() {
 }
 
 #[test]
+fn another_mode_is_another_set_of_tools_on_the_same_session_file() {
+    let pi = PiAde::serve();
+    let lane = pi.ade.lane("lane");
+    let chat = pi.chat("lane", "fake/fake-text", "plan");
+    let permit = |mode: &str| {
+        let arguments = json!({"sessionId": chat, "permission": mode});
+        pi.ade.rpc().call("chat.permission", arguments);
+    };
+    let offers_bash = || {
+        let request = pi.model.requests().pop().unwrap();
+        let tools = request["body"]["tools"].as_array().unwrap().clone();
+        tools.iter().any(|tool| tool["function"]["name"] == "bash")
+    };
+    let events = pi.completed(&chat, &bash("touch planned"));
+    assert!(!offers_bash() && !lane.join("planned").exists());
+    assert!(of_type(&events, "card_opened").is_empty());
+    let file = pi.ade.session_file(&chat);
+
+    permit("default");
+    let (mut rpc, turn) = pi.send(&chat, &bash("touch asked"));
+    let card = next_card(&mut rpc);
+    assert_eq!(card["payload"]["sourceId"], "bash");
+    answer(&mut rpc, &card, "allow_session");
+    assert_eq!(status_of(&rpc.until_done(&turn)), "completed");
+    assert!(offers_bash() && lane.join("asked").exists());
+
+    // There and back: what was allowed is asked again.
+    permit("edit");
+    permit("default");
+    let (mut rpc, turn) = pi.send(&chat, &bash("touch again"));
+    let card = next_card(&mut rpc);
+    answer(&mut rpc, &card, "deny");
+    assert_eq!(status_of(&rpc.until_done(&turn)), "completed");
+    assert!(!lane.join("again").exists());
+
+    permit("plan");
+    pi.completed(&chat, "hello");
+    assert!(!offers_bash());
+    assert_eq!(pi.ade.session(&chat)["generation"], 4);
+    assert_eq!(pi.ade.session_file(&chat), file);
+    one_branch(&file, &lane);
+}
+
+#[test]
 fn the_agent_can_ask_the_user() {
     let pi = PiAde::serve();
     let chat = pi.chat("lane", "fake/fake-text", "full-auto");
