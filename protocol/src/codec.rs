@@ -7,7 +7,10 @@
 //!
 //! This module cuts lines; [`crate::frame`] says what they mean.
 
+use std::borrow::Cow;
+
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use memchr::{memchr, memchr2, memchr2_iter};
 use tokio_util::codec::{Decoder, Encoder};
 
 use crate::limits::MAX_LINE;
@@ -71,15 +74,14 @@ impl Decoder for LineCodec {
 
     fn decode(&mut self, src: &mut BytesMut) -> Result<Option<Line>, Self::Error> {
         if self.skipping {
-            let Some(end) = src.iter().position(|byte| *byte == b'\n') else {
+            let Some(end) = memchr(b'\n', src) else {
                 src.clear();
                 return Ok(None);
             };
             src.advance(end + 1);
             self.skipping = false;
         }
-        let found = src[self.scanned..].iter().position(|byte| *byte == b'\n');
-        if let Some(offset) = found {
+        if let Some(offset) = memchr(b'\n', &src[self.scanned..]) {
             let end = self.scanned + offset;
             return Ok(Some(self.take_line(src, end)));
         }
@@ -122,29 +124,31 @@ impl Encoder<Bytes> for LineCodec {
 
 /// The text of a line; bytes that are not UTF-8 become U+FFFD.
 #[must_use]
-pub fn text(line: &[u8]) -> std::borrow::Cow<'_, str> {
-    String::from_utf8_lossy(line)
+pub fn text(line: &[u8]) -> Cow<'_, str> {
+    // The lossy conversion looks at every byte by itself; the plain check takes
+    // words of them, and nearly every line passes it.
+    match std::str::from_utf8(line) {
+        Ok(text) => Cow::Borrowed(text),
+        Err(_) => String::from_utf8_lossy(line),
+    }
 }
 
 /// Whether JSON text nests no deeper than `max`. Brackets inside strings do not
 /// count. Runs before the parser, so that depth can never cost a stack.
 #[must_use]
 pub fn depth_within(text: &str, max: usize) -> bool {
+    let text = text.as_bytes();
+    // So few opening brackets, wherever they stand, cannot nest too deep: most
+    // lines are done here, at the speed of a search.
+    if memchr2_iter(b'{', b'[', text).nth(max).is_none() {
+        return true;
+    }
     let mut depth = 0_usize;
-    let mut in_string = false;
-    let mut escaped = false;
-    for byte in text.bytes() {
-        if in_string {
-            match byte {
-                _ if escaped => escaped = false,
-                b'\\' => escaped = true,
-                b'"' => in_string = false,
-                _ => {}
-            }
-            continue;
-        }
+    let mut at = 0;
+    while let Some(byte) = text.get(at) {
+        at += 1;
         match byte {
-            b'"' => in_string = true,
+            b'"' => at = string_end(text, at),
             b'{' | b'[' => {
                 depth += 1;
                 if depth > max {
@@ -156,6 +160,20 @@ pub fn depth_within(text: &str, max: usize) -> bool {
         }
     }
     true
+}
+
+/// Where the string ends that is open `at` there: behind its closing quote, or
+/// at the end of the text.
+fn string_end(text: &[u8], mut at: usize) -> usize {
+    while let Some(found) = memchr2(b'"', b'\\', text.get(at..).unwrap_or_default()) {
+        at += found;
+        match text[at] {
+            b'"' => return at + 1,
+            // Whatever is escaped does not end the string.
+            _ => at += 2,
+        }
+    }
+    text.len()
 }
 
 #[cfg(test)]
@@ -228,5 +246,15 @@ mod tests {
         assert!(depth_within(r#"{"a":"[[[[[[{{{{\"[["}"#, 1));
         assert!(!depth_within("[[[]]]", 2));
         assert!(depth_within("[[],[],[]]", 2));
+    }
+
+    #[test]
+    fn many_brackets_side_by_side_are_not_deep() {
+        let flat = format!("[{}[]]", r#"{"[\\":"\"[[{"},"#.repeat(100));
+        assert!(depth_within(&flat, 2));
+        assert!(!depth_within(&flat, 1));
+        assert!(!depth_within(&format!("{flat}[[["), 2), "after a value");
+        let open = format!(r#"[{}"[[[[[\"#, "[],".repeat(100));
+        assert!(depth_within(&open, 2), "a string without an end");
     }
 }
