@@ -11,9 +11,11 @@
 //! What it does not do: know what the lines mean, or send signals on its own.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -23,7 +25,7 @@ use ade_protocol::boot::{HOST_ARGV0, HostCommand, SCRIPTED_HOST_ARG};
 use ade_protocol::codec::{Line, LineCodec};
 use ade_protocol::frame::Init;
 use ade_protocol::limits::{MAX_LINE, STDERR_TAIL};
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::{Instant, timeout};
@@ -45,6 +47,9 @@ const URGENT_WRITE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Bytes read from the host in one go.
 const READ: usize = 64 * 1024;
+
+/// Room for a read behind the beginning of a line that was left by the last.
+const BUFFER: usize = READ + READ / 4;
 
 /// How long a dead host's pipes are listened to while somebody else keeps them
 /// open. What the host itself wrote is there already; the time is only for our
@@ -311,9 +316,6 @@ impl Host {
         let line = line.ok().flatten();
         if line.is_some() {
             self.since_line = self.buffer.len();
-        } else if self.buffer.is_empty() {
-            // An idle host costs no buffer.
-            self.buffer = BytesMut::new();
         }
         line
     }
@@ -356,12 +358,20 @@ async fn read_chunk(stdout: &mut Option<ChildStdout>, buffer: &mut BytesMut) -> 
     let Some(stdout) = stdout else {
         return std::future::pending().await;
     };
-    // Reserving before the wait would keep the memory while idle; the small
-    // capacity grows with the first read of a busy host.
-    if buffer.capacity() - buffer.len() < 1024 {
-        buffer.reserve(if buffer.is_empty() { 4096 } else { READ });
-    }
-    stdout.read_buf(buffer).await
+    poll_fn(|cx| {
+        if buffer.capacity() - buffer.len() < READ / 2 {
+            let room = if buffer.is_empty() { BUFFER } else { READ };
+            buffer.reserve(room);
+        }
+        let mut room = (&mut *buffer).limit(READ);
+        let polled = pin!(stdout.read_buf(&mut room)).poll(cx);
+        if polled.is_pending() && buffer.is_empty() {
+            // An idle host costs no buffer.
+            *buffer = BytesMut::new();
+        }
+        polled
+    })
+    .await
 }
 
 async fn read_some(stderr: &mut Option<ChildStderr>, tail: &mut Tail) -> io::Result<usize> {

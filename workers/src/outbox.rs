@@ -25,6 +25,13 @@ const FILL: usize = 64 * 1024;
 /// asked for each of them.
 const MAX_HELD: usize = 4096;
 
+/// Bytes that stay allocated for events when none is owed.
+const KEPT: usize = 64 * 1024;
+
+/// The beginning of every `event` frame, up to its number.
+const HEAD: &str = r#"{"protocolVersion":2,"type":"event","seq":"#;
+const _: () = assert!(PROTOCOL_VERSION == 2, "`HEAD` carries the version");
+
 /// How much a frame matters when nobody is there to read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weight {
@@ -40,17 +47,29 @@ pub(crate) enum Weight {
 
 #[derive(Clone, Debug)]
 enum Item {
-    Event(Seq),
+    /// All events from the first to the last number.
+    Events(Seq, Seq),
     Frame(Bytes, Weight),
+}
+
+/// Events that are not acknowledged, as the lines that they are on the wire,
+/// one behind the other: an event costs no allocation, and many of them go to
+/// the wire in one copy.
+#[derive(Debug)]
+struct Unacked {
+    lines: VecDeque<u8>,
+    /// Where each line ends, counted from the first byte of the generation.
+    ends: VecDeque<u64>,
+    /// Where the first line begins, counted likewise.
+    start: u64,
+    /// Number of the first line.
+    first: Seq,
 }
 
 /// The queue towards the broker.
 #[derive(Debug)]
 pub(crate) struct Outbox {
-    unacked: VecDeque<Bytes>,
-    /// The number of the first entry of `unacked`.
-    first: Seq,
-    bytes: usize,
+    unacked: Unacked,
     limit: usize,
     queue: VecDeque<Item>,
     /// Frames on a wire that has not been emptied yet.
@@ -62,9 +81,12 @@ pub(crate) struct Outbox {
 impl Default for Outbox {
     fn default() -> Self {
         Self {
-            unacked: VecDeque::new(),
-            first: Seq(1),
-            bytes: 0,
+            unacked: Unacked {
+                lines: VecDeque::new(),
+                ends: VecDeque::new(),
+                start: 0,
+                first: Seq(1),
+            },
             limit: UNACKED_EVENTS,
             queue: VecDeque::new(),
             on_wire: Vec::new(),
@@ -74,31 +96,105 @@ impl Default for Outbox {
     }
 }
 
+impl Unacked {
+    /// Number of the last line; one less than the first when there is none.
+    fn last(&self) -> Seq {
+        Seq(self.first.0 + self.ends.len() as u64 - 1)
+    }
+
+    /// An `event` frame around an event that stays as it is.
+    fn push(&mut self, turn: Option<&TurnId>, raw: &str) -> Seq {
+        const NEVER: &str = "writing to memory does not fail";
+        let seq = self.last().next();
+        let lines = &mut self.lines;
+        let before = lines.len();
+        lines.extend(HEAD.as_bytes());
+        serde_json::to_writer(&mut *lines, &seq).expect(NEVER);
+        if let Some(turn) = turn {
+            lines.extend(b",\"turnId\":");
+            serde_json::to_writer(&mut *lines, turn).expect(NEVER);
+        }
+        lines.extend(b",\"event\":");
+        lines.extend(raw.as_bytes());
+        lines.extend(b"}\n");
+        let length = (lines.len() - before) as u64;
+        let end = self.ends.back().copied().unwrap_or(self.start);
+        self.ends.push_back(end + length);
+        seq
+    }
+
+    /// Forgets everything up to `seq`, which is not more than the last.
+    fn forget(&mut self, seq: Seq) {
+        let count = (seq.0 + 1).saturating_sub(self.first.0);
+        let Some(end) = self.end(count) else { return };
+        self.ends
+            .drain(..usize::try_from(count).unwrap_or(usize::MAX));
+        self.lines.drain(..offset(self.start, end));
+        self.start = end;
+        self.first = seq.next();
+        if self.lines.is_empty() && self.lines.capacity() > KEPT {
+            self.lines = VecDeque::new();
+            self.ends = VecDeque::new();
+        }
+    }
+
+    /// Where the last of the first `count` lines ends.
+    fn end(&self, count: u64) -> Option<u64> {
+        let index = usize::try_from(count.checked_sub(1)?).ok()?;
+        self.ends.get(index).copied()
+    }
+
+    /// Copies the lines `from` to `to`, which are all there, as far as there is
+    /// `room`, and one at least. The number of the next line.
+    fn copy(&self, from: Seq, to: Seq, room: usize, wire: &mut BytesMut) -> Seq {
+        let skipped = from.0 - self.first.0;
+        let begin = self.end(skipped).unwrap_or(self.start);
+        let most = begin + room as u64;
+        let fit = self.ends.partition_point(|end| *end <= most) as u64;
+        let count = fit.clamp(skipped + 1, to.0 + 1 - self.first.0);
+        let end = self.end(count).unwrap_or(begin);
+        let range = offset(self.start, begin)..offset(self.start, end);
+        wire.reserve(range.len());
+        let (front, back) = self.lines.as_slices();
+        let cut = |at: usize| at.min(front.len());
+        wire.put_slice(&front[cut(range.start)..cut(range.end)]);
+        let cut = |at: usize| at.saturating_sub(front.len());
+        wire.put_slice(&back[cut(range.start)..cut(range.end)]);
+        Seq(self.first.0 + count)
+    }
+}
+
+/// The distance between two places of the stream that are both in memory.
+fn offset(from: u64, to: u64) -> usize {
+    usize::try_from(to - from).expect("lines in memory are no longer than memory")
+}
+
 impl Outbox {
     /// Number of the last event; 0 before the first.
     pub(crate) fn last_seq(&self) -> Seq {
-        Seq(self.first.0 + self.unacked.len() as u64 - 1)
+        self.unacked.last()
     }
 
     /// Whether so much is unacknowledged that no more events should be made.
     pub(crate) fn is_full(&self) -> bool {
-        self.bytes >= self.limit
+        self.unacked.lines.len() >= self.limit
     }
 
     /// Whether the broker has everything: every event acknowledged, every frame
     /// written.
     pub(crate) fn is_settled(&self) -> bool {
-        self.unacked.is_empty() && self.queue.is_empty() && self.on_wire.is_empty()
+        self.unacked.ends.is_empty() && self.queue.is_empty() && self.on_wire.is_empty()
     }
 
     /// Numbers an event and queues it. `raw` is a whole JSON value in one line.
     pub(crate) fn event(&mut self, turn: Option<&TurnId>, raw: &str) {
-        let seq = self.last_seq().next();
-        let line = event_line(seq, turn, raw);
-        self.bytes += line.len();
-        self.unacked.push_back(line);
-        if self.attached {
-            self.queue.push_back(Item::Event(seq));
+        let seq = self.unacked.push(turn, raw);
+        if !self.attached {
+            return;
+        }
+        match self.queue.back_mut() {
+            Some(Item::Events(_, last)) if last.next() == seq => *last = seq,
+            _ => self.queue.push_back(Item::Events(seq, seq)),
         }
     }
 
@@ -124,18 +220,8 @@ impl Outbox {
     /// The broker has everything up to `seq`. A number that was never given
     /// out, or was acknowledged before, changes nothing.
     pub(crate) fn ack(&mut self, seq: Seq) {
-        if seq > self.last_seq() {
-            return;
-        }
-        while self.first <= seq {
-            let Some(line) = self.unacked.pop_front() else {
-                break;
-            };
-            self.bytes -= line.len();
-            self.first = self.first.next();
-        }
-        if self.unacked.is_empty() && self.unacked.capacity() > 1024 {
-            self.unacked.shrink_to(0);
+        if seq <= self.last_seq() {
+            self.unacked.forget(seq);
         }
     }
 
@@ -145,9 +231,10 @@ impl Outbox {
         self.ack(ack);
         self.attached = true;
         let held = std::mem::take(&mut self.queue);
-        let last = self.last_seq().0;
-        self.queue
-            .extend((self.first.0..=last).map(|seq| Item::Event(Seq(seq))));
+        if !self.unacked.ends.is_empty() {
+            let all = Item::Events(self.unacked.first, self.last_seq());
+            self.queue.push_back(all);
+        }
         if let Some(line) = self.turn_end.take() {
             self.queue.push_back(Item::Frame(line, Weight::EndsTurn));
         }
@@ -167,7 +254,7 @@ impl Outbox {
             .into_iter()
             .map(|(line, weight)| Item::Frame(line, weight));
         let kept = uncertain.chain(queue).filter(|item| match item {
-            Item::Event(_) | Item::Frame(_, Weight::Now) => false,
+            Item::Events(..) | Item::Frame(_, Weight::Now) => false,
             // It is offered from its own place.
             Item::Frame(line, Weight::EndsTurn) => self.turn_end.as_ref() != Some(line),
             Item::Frame(..) => true,
@@ -185,27 +272,28 @@ impl Outbox {
             let Some(item) = self.queue.pop_front() else {
                 break;
             };
-            let line = match item {
-                // An event may be acknowledged before it is sent again.
-                Item::Event(seq) if seq < self.first => continue,
-                Item::Event(seq) => {
-                    let index = usize::try_from(seq.0 - self.first.0).unwrap_or(usize::MAX);
-                    let Some(line) = self.unacked.get(index) else {
+            match item {
+                Item::Events(from, to) => {
+                    // An event may be acknowledged before it is sent again.
+                    let from = from.max(self.unacked.first);
+                    if from > to {
                         continue;
-                    };
-                    line.clone()
+                    }
+                    let next = self.unacked.copy(from, to, FILL - wire.len(), wire);
+                    if next <= to {
+                        self.queue.push_front(Item::Events(next, to));
+                    }
                 }
                 Item::Frame(line, weight) => {
+                    wire.reserve(line.len() + 1);
+                    wire.put_slice(&line);
+                    wire.put_u8(b'\n');
                     if weight == Weight::EndsTurn {
                         self.turn_end = Some(line.clone());
                     }
-                    self.on_wire.push((line.clone(), weight));
-                    line
+                    self.on_wire.push((line, weight));
                 }
-            };
-            wire.reserve(line.len() + 1);
-            wire.put_slice(&line);
-            wire.put_u8(b'\n');
+            }
         }
         if self.queue.is_empty() && self.queue.capacity() > 1024 {
             self.queue.shrink_to(0);
@@ -216,18 +304,6 @@ impl Outbox {
     pub(crate) fn written(&mut self) {
         self.on_wire.clear();
     }
-}
-
-/// An `event` frame around an event that stays as it is.
-fn event_line(seq: Seq, turn: Option<&TurnId>, raw: &str) -> Bytes {
-    let turn = turn.map_or_else(String::new, |turn| {
-        let quoted = serde_json::to_string(turn).expect("a string serialises");
-        format!(r#""turnId":{quoted},"#)
-    });
-    format!(
-        r#"{{"protocolVersion":{PROTOCOL_VERSION},"type":"event","seq":{seq},{turn}"event":{raw}}}"#
-    )
-    .into()
 }
 
 #[cfg(test)]
@@ -340,10 +416,49 @@ mod tests {
         );
         outbox.ack(last);
         assert!(!outbox.is_full());
-        assert_eq!(outbox.bytes, 0);
+        assert!(outbox.unacked.lines.is_empty());
         assert!(drain(&mut outbox).is_empty());
         text(&mut outbox);
         assert_eq!(outbox.last_seq(), last.next());
+    }
+
+    /// Events of all sizes, acknowledged and sent in pieces of all sizes: what
+    /// arrives is what was made, whole and in order.
+    #[test]
+    fn pieces_of_any_size_keep_every_line_whole() {
+        let mut outbox = Outbox::default();
+        outbox.attach(Seq(0));
+        let (mut made, mut came) = (0_u64, 0_u64);
+        for round in 0..400_u64 {
+            for _ in 0..round % 7 {
+                made += 1;
+                let size = usize::try_from(made * 7919 % 9000).unwrap();
+                let size = if made % 97 == 0 { 100_000 } else { size };
+                let text = "x".repeat(size);
+                let turn = (made % 2 == 0).then(|| TurnId::from("t"));
+                outbox.event(turn.as_ref(), &format!(r#"{{"n":{made},"text":"{text}"}}"#));
+            }
+            let mut wire = BytesMut::new();
+            outbox.fill(&mut wire);
+            outbox.written();
+            for line in std::str::from_utf8(&wire).unwrap().lines() {
+                came += 1;
+                let Ok(Known::Frame(FromWorker::Event(event))) = FromWorker::parse(line) else {
+                    panic!("{line}");
+                };
+                assert_eq!(event.seq, Seq(came));
+                assert_eq!(event.turn_id.is_some(), came % 2 == 0);
+                let start = format!(r#"{{"n":{came},"text":"x"#);
+                assert!(event.event.get().starts_with(&start[..start.len() - 1]));
+                assert!(event.event.get().ends_with(r#""}"#));
+            }
+            outbox.ack(Seq(came.saturating_sub(round % 5)));
+        }
+        assert!(made > 1000);
+        let rest = drain(&mut outbox);
+        assert_eq!(rest.len() as u64, made - came);
+        outbox.ack(Seq(made));
+        assert!(outbox.is_settled());
     }
 
     #[test]
