@@ -22,27 +22,113 @@ const TAKE: usize = 64 * 1024;
 /// What a subscriber is told.
 #[derive(Clone, Debug)]
 pub enum Item {
-    /// A notification line, ready to be written.
-    Event {
-        /// Its place in the transcript; not persisted events carry the last
-        /// persisted one's.
-        sequence: Seq,
-        /// Whether the transcript has it.
-        persisted: bool,
-        /// The notification line.
-        line: Bytes,
+    /// Events of one session that the transcript holds, without a gap.
+    Events {
+        /// Number of the first.
+        first: Seq,
+        /// Number of the last.
+        last: Seq,
+        /// Their notification lines; a line end stands between two of them.
+        lines: Bytes,
     },
+    /// An event that is shown and forgotten; its notification line.
+    Passing(Bytes),
     /// A card was opened or settled.
     Card(Bytes),
 }
 
 impl Item {
     fn size(&self) -> usize {
+        let (Self::Events { lines, .. } | Self::Passing(lines) | Self::Card(lines)) = self;
         // The fixed part stands for the queue's own bookkeeping.
-        64 + match self {
-            Self::Event { line, .. } | Self::Card(line) => line.len(),
+        64 + lines.len()
+    }
+}
+
+/// What a session is about to publish. Neighbouring events become one item: a
+/// subscriber that is sent hundreds of them at once costs one entry of its
+/// queue and one write.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    items: Vec<Item>,
+    /// Lines of the events that will be the next item.
+    lines: Vec<u8>,
+    first: Seq,
+    last: Seq,
+}
+
+impl Outgoing {
+    /// Whether there is nothing to publish.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty() && self.lines.is_empty()
+    }
+
+    /// Makes room for so many events whose envelopes have so many bytes in all.
+    pub fn expect(&mut self, events: usize, bytes: usize) {
+        let around = EVENT_HEAD.len() + EVENT_TAIL.len() + 1;
+        self.lines.reserve(bytes + events * around);
+    }
+
+    /// Adds an event behind everything else. `envelope` is its line in the
+    /// transcript.
+    pub fn event(&mut self, sequence: Seq, envelope: &[u8]) {
+        if self.lines.is_empty() {
+            self.first = sequence;
+        } else {
+            self.lines.push(b'\n');
+        }
+        self.last = sequence;
+        notification(&mut self.lines, envelope);
+    }
+
+    /// Adds an event that no transcript holds.
+    pub fn passing(&mut self, envelope: &[u8]) {
+        self.seal();
+        let mut line = Vec::new();
+        notification(&mut line, envelope);
+        self.items.push(Item::Passing(line.into()));
+    }
+
+    /// Adds the notification line of a card.
+    pub fn card(&mut self, line: String) {
+        self.seal();
+        self.items.push(Item::Card(line.into()));
+    }
+
+    /// Forgets all events. Cards stay: they do not stand in the transcript.
+    pub fn drop_events(&mut self) {
+        self.lines.clear();
+        self.items.retain(|item| matches!(item, Item::Card(_)));
+    }
+
+    /// Everything, in order.
+    pub fn take(&mut self) -> Vec<Item> {
+        self.seal();
+        std::mem::take(&mut self.items)
+    }
+
+    fn seal(&mut self) {
+        if !self.lines.is_empty() {
+            self.items.push(Item::Events {
+                first: self.first,
+                last: self.last,
+                lines: std::mem::take(&mut self.lines).into(),
+            });
         }
     }
+}
+
+/// What stands around an envelope in its notification, as
+/// [`ade_protocol::rpc::notification_line`] writes it.
+const EVENT_HEAD: &[u8] = br#"{"jsonrpc":"2.0","method":"ade/event","params":"#;
+const EVENT_TAIL: &[u8] = b"}";
+
+fn notification(into: &mut Vec<u8>, envelope: &[u8]) {
+    into.reserve(EVENT_HEAD.len() + envelope.len() + EVENT_TAIL.len());
+    into.extend_from_slice(EVENT_HEAD);
+    into.extend_from_slice(envelope);
+    into.extend_from_slice(EVENT_TAIL);
 }
 
 /// All subscribers of a broker.
@@ -222,33 +308,27 @@ impl Queue {
     }
 
     fn push(&mut self, session: &SessionId, item: &Item) {
-        let Item::Event {
-            sequence,
-            persisted,
-            ..
-        } = item
-        else {
+        let range = match item {
+            Item::Events { first, last, .. } => Some((*first, *last)),
+            Item::Passing(_) => None,
             // Cards are few and small, and a client must not miss one.
-            self.bytes += item.size();
-            self.items.push_back(item.clone());
-            return;
+            Item::Card(_) => return self.put(item),
         };
         if self.paused {
             return;
         }
         if let Some((_, to)) = self.missed.get_mut(session) {
             // Once one is missing, all later ones are: order is kept.
-            if *persisted {
-                *to = *sequence;
-            }
-            return;
+            *to = range.map_or(*to, |(_, last)| last);
+        } else if self.bytes + item.size() > SUBSCRIBER_QUEUE {
+            self.missed
+                .extend(range.map(|range| (session.clone(), range)));
+        } else {
+            self.put(item);
         }
-        if self.bytes + item.size() > SUBSCRIBER_QUEUE {
-            if *persisted {
-                self.missed.insert(session.clone(), (*sequence, *sequence));
-            }
-            return;
-        }
+    }
+
+    fn put(&mut self, item: &Item) {
         self.bytes += item.size();
         self.items.push_back(item.clone());
     }
@@ -257,13 +337,55 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ade_protocol::rpc;
 
     fn event(sequence: u64, size: usize) -> Item {
-        Item::Event {
-            sequence: Seq(sequence),
-            persisted: true,
-            line: Bytes::from(vec![b'x'; size]),
+        Item::Events {
+            first: Seq(sequence),
+            last: Seq(sequence),
+            lines: Bytes::from(vec![b'x'; size]),
         }
+    }
+
+    #[test]
+    fn neighbouring_events_become_one_item_and_order_is_kept() {
+        let mut out = Outgoing::default();
+        assert!(out.is_empty());
+        for sequence in 1..=3 {
+            out.event(Seq(sequence), format!("{{\"n\":{sequence}}}").as_bytes());
+        }
+        out.passing(b"{}");
+        out.event(Seq(4), b"{}");
+        out.card("card".into());
+        assert!(!out.is_empty());
+        let items = out.take();
+        let [
+            Item::Events {
+                first: Seq(1),
+                last: Seq(3),
+                lines,
+            },
+            Item::Passing(passing),
+            Item::Events {
+                first: Seq(4),
+                last: Seq(4),
+                ..
+            },
+            Item::Card(_),
+        ] = &items[..]
+        else {
+            panic!("{items:?}");
+        };
+        let line = |params: &str| rpc::notification_line(rpc::EVENT, params);
+        let expected: Vec<String> = (1..=3).map(|n| line(&format!("{{\"n\":{n}}}"))).collect();
+        assert_eq!(lines, expected.join("\n").as_bytes());
+        assert_eq!(passing, line("{}").as_bytes());
+        assert!(out.is_empty() && out.take().is_empty());
+        out.event(Seq(5), b"{}");
+        out.card("card".into());
+        out.event(Seq(6), b"{}");
+        out.drop_events();
+        assert!(matches!(out.take()[..], [Item::Card(_)]));
     }
 
     #[tokio::test]
@@ -280,11 +402,11 @@ mod tests {
             match slow.next().await {
                 Next::Items(items) => {
                     for item in items {
-                        let Item::Event { sequence, .. } = item else {
+                        let Item::Events { first, .. } = item else {
                             panic!("{item:?}")
                         };
-                        assert_eq!(sequence.0, last + 1);
-                        last = sequence.0;
+                        assert_eq!(first.0, last + 1);
+                        last = first.0;
                     }
                 }
                 Next::Missed(_, from, to) => break (from.0, to.0),
@@ -304,8 +426,8 @@ mod tests {
         };
         assert!(matches!(
             items[..],
-            [Item::Event {
-                sequence: Seq(102),
+            [Item::Events {
+                first: Seq(102),
                 ..
             }]
         ));

@@ -136,7 +136,7 @@ fn write(
     let mut transcript = Transcript::open(&home.transcript(session), session.clone())?;
     for event in events {
         if let Ok(raw) = serde_json::value::to_raw_value(event) {
-            transcript.stage(&clock::timestamp(), turn, None, &raw);
+            transcript.stage(&clock::timestamp(), turn, None, raw.get().as_bytes());
         }
     }
     transcript.commit()

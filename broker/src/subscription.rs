@@ -11,6 +11,7 @@ use ade_protocol::action::{Gap, SubscribeParams};
 use ade_protocol::rpc;
 use ade_protocol::{Seq, SessionId};
 use bytes::{Bytes, BytesMut};
+use memchr::memchr_iter;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +21,9 @@ use crate::transcript;
 
 /// Bytes of the transcript that are read in one go while catching up.
 const CHUNK: usize = 64 * 1024;
+
+/// Lines of so many bytes are not gathered with others into one piece.
+const LONG: usize = 8 * 1024;
 
 /// A subscription before its first line was sent.
 pub struct Feed {
@@ -102,23 +106,18 @@ impl Feed {
     ) -> Result<(), WriterGone> {
         let mut piece = Piece::default();
         for item in items {
-            match item {
-                Item::Card(line) => piece.add(&line),
-                Item::Event {
-                    sequence,
-                    persisted,
-                    line,
-                    ..
-                } => {
+            let lines = match item {
+                Item::Card(line) | Item::Passing(line) => Some(line),
+                Item::Events { first, last, lines } if self.session.is_some() => {
                     // While catching up some of these were read already.
-                    if persisted && self.session.is_some() && sequence <= self.sent {
-                        continue;
-                    }
-                    if persisted {
-                        self.sent = sequence;
-                    }
-                    piece.add(&line);
+                    let unsent = behind(self.sent, first, last, lines);
+                    self.sent = self.sent.max(last);
+                    unsent
                 }
+                Item::Events { lines, .. } => Some(lines),
+            };
+            if let Some(lines) = lines {
+                piece.add(lines, out).await?;
             }
         }
         piece.send(out).await
@@ -146,7 +145,8 @@ impl Feed {
             for (sequence, line) in page.events {
                 self.sent = sequence;
                 let text = String::from_utf8_lossy(&line);
-                piece.add(rpc::notification_line(rpc::EVENT, &text).as_bytes());
+                let line = rpc::notification_line(rpc::EVENT, &text);
+                piece.add(line.into(), out).await?;
             }
             piece.send(out).await?;
             if page.reached_end
@@ -164,16 +164,36 @@ impl Feed {
     }
 }
 
+/// The lines of the events `first` to `last` that come after `sent`.
+fn behind(sent: Seq, first: Seq, last: Seq, lines: Bytes) -> Option<Bytes> {
+    if sent < first {
+        return Some(lines);
+    }
+    if sent >= last {
+        return None;
+    }
+    // One line an event, and no number is left out.
+    let skip = usize::try_from(sent.0 - first.0).ok()?;
+    let end = memchr_iter(b'\n', &lines).nth(skip)?;
+    Some(lines.slice(end + 1..))
+}
+
 /// Lines that are written in one piece; the writer ends the last one.
 #[derive(Default)]
 struct Piece(BytesMut);
 
 impl Piece {
-    fn add(&mut self, line: &[u8]) {
+    /// Adds lines. What is long already goes by itself, without a copy.
+    async fn add(&mut self, lines: Bytes, out: &mpsc::Sender<Bytes>) -> Result<(), WriterGone> {
+        if lines.len() >= LONG {
+            std::mem::take(self).send(out).await?;
+            return send(out, lines).await;
+        }
         if !self.0.is_empty() {
             self.0.extend_from_slice(b"\n");
         }
-        self.0.extend_from_slice(line);
+        self.0.extend_from_slice(&lines);
+        Ok(())
     }
 
     async fn send(self, out: &mpsc::Sender<Bytes>) -> Result<(), WriterGone> {
@@ -186,4 +206,20 @@ impl Piece {
 
 async fn send(out: &mpsc::Sender<Bytes>, line: Bytes) -> Result<(), WriterGone> {
     out.send(line).await.map_err(|_| WriterGone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_run_of_events_only_the_unsent_ones_are_left() {
+        let lines = Bytes::from_static(b"three\nfour\nfive");
+        let left = |sent| behind(Seq(sent), Seq(3), Seq(5), lines.clone());
+        assert_eq!(left(2), Some(lines.clone()));
+        assert_eq!(left(3).as_deref(), Some(&b"four\nfive"[..]));
+        assert_eq!(left(4).as_deref(), Some(&b"five"[..]));
+        assert_eq!(left(5), None);
+        assert_eq!(left(9), None);
+    }
 }

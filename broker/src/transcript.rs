@@ -30,9 +30,8 @@ use std::path::{Path, PathBuf};
 use ade_protocol::event::Origin;
 use ade_protocol::limits::MAX_LINE;
 use ade_protocol::{Generation, Seq, SessionId, TurnId, exit};
-use bytes::Bytes;
+use memchr::memchr;
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
 pub use read::{Page, read_after};
 pub use scan::{Standing, standing};
@@ -43,7 +42,7 @@ use crate::files;
 /// counts as damaged and is skipped with bounded memory.
 const MAX_ENVELOPE: usize = MAX_LINE + 64 * 1024;
 
-/// Staged bytes that are kept allocated between two commits.
+/// Staged bytes that are kept allocated between two small commits.
 const KEEP_STAGED: usize = 64 * 1024;
 
 /// Why a transcript could not be read or written.
@@ -206,15 +205,16 @@ impl Transcript {
         self.damaged
     }
 
-    /// Numbers an event and builds its line, without a line end. Nothing is
-    /// written yet. `timestamp` needs no escaping.
+    /// Numbers an event and builds its line, which is given back without its
+    /// end. Nothing is written yet. `timestamp` needs no escaping; `event` is
+    /// one JSON value, checked by whoever read it.
     pub fn stage(
         &mut self,
         timestamp: &str,
         turn: Option<&TurnId>,
         origin: Option<Origin>,
-        event: &RawValue,
-    ) -> (Seq, Bytes) {
+        event: &[u8],
+    ) -> (Seq, &[u8]) {
         let sequence = self.staged_head.sequence.next();
         let start = self.staged.len();
         write_line(
@@ -226,7 +226,7 @@ impl Transcript {
             origin,
             event,
         );
-        let line = Bytes::copy_from_slice(&self.staged[start..]);
+        let end = self.staged.len();
         self.staged.push(b'\n');
         self.staged_head.sequence = sequence;
         match &mut self.staged_head.timestamp {
@@ -234,20 +234,15 @@ impl Transcript {
             none => *none = Some(timestamp.to_owned()),
         }
         self.staged_head.origin = origin.or(self.staged_head.origin);
-        (sequence, line)
+        (sequence, &self.staged[start..end])
     }
 
     /// The line of an event that is shown and forgotten. It carries the number
     /// of the last event before it.
     #[must_use]
-    pub fn transient(
-        &self,
-        timestamp: &str,
-        turn: Option<&TurnId>,
-        event: &RawValue,
-    ) -> (Seq, Bytes) {
+    pub fn transient(&self, timestamp: &str, turn: Option<&TurnId>, event: &[u8]) -> Vec<u8> {
         let sequence = self.staged_head.sequence;
-        let mut line = Vec::with_capacity(self.prefix.len() + event.get().len() + 128);
+        let mut line = Vec::with_capacity(self.prefix.len() + event.len() + 128);
         write_line(
             &mut line,
             &self.prefix,
@@ -257,7 +252,19 @@ impl Transcript {
             None,
             event,
         );
-        (sequence, line.into())
+        line
+    }
+
+    /// Bytes that the envelope of an event adds to it, at most.
+    #[must_use]
+    pub fn envelope(&self, turn: Option<&TurnId>) -> usize {
+        // The rest are names, a time and three numbers.
+        self.prefix.len() + turn.map_or(0, |turn| turn.as_str().len()) + 192
+    }
+
+    /// Makes room for so many events of so many bytes in all.
+    pub fn expect(&mut self, bytes: usize) {
+        self.staged.reserve(bytes);
     }
 
     /// Writes everything that was staged, in one write.
@@ -270,7 +277,9 @@ impl Transcript {
             return Ok(());
         }
         let written = self.write();
-        if self.staged.capacity() > KEEP_STAGED {
+        // A session that streams comes back with as much at once, and fresh
+        // memory costs more than what is written to it.
+        if self.staged.capacity() > KEEP_STAGED.max(4 * self.staged.len()) {
             self.staged = Vec::new();
         }
         self.staged.clear();
@@ -336,30 +345,40 @@ fn write_line(
     timestamp: &str,
     turn: Option<&TurnId>,
     origin: Option<Origin>,
-    event: &RawValue,
+    event: &[u8],
 ) {
-    const NEVER: &str = "writing to memory does not fail";
     into.extend_from_slice(prefix.as_bytes());
-    write!(into, "{sequence},\"timestamp\":\"{timestamp}\"").expect(NEVER);
+    number(into, sequence.0);
+    into.extend_from_slice(b",\"timestamp\":\"");
+    into.extend_from_slice(timestamp.as_bytes());
+    into.push(b'"');
     if let Some(turn) = turn {
         into.extend_from_slice(b",\"turnId\":");
         serde_json::to_writer(&mut *into, turn.as_str()).expect(NEVER);
     }
     if let Some(Origin { generation, seq }) = origin {
-        write!(
-            into,
-            ",\"origin\":{{\"generation\":{generation},\"seq\":{seq}}}"
-        )
-        .expect(NEVER);
+        into.extend_from_slice(b",\"origin\":{\"generation\":");
+        number(into, generation.0);
+        into.extend_from_slice(b",\"seq\":");
+        number(into, seq.0);
+        into.push(b'}');
     }
     into.extend_from_slice(b",\"event\":");
     let start = into.len();
-    into.extend_from_slice(event.get().as_bytes());
+    into.extend_from_slice(event);
     // In JSON a raw line end can only stand between tokens.
-    for byte in &mut into[start..] {
-        if *byte == b'\n' {
-            *byte = b' ';
-        }
+    let mut at = start;
+    while let Some(found) = memchr(b'\n', &into[at..]) {
+        at += found;
+        into[at] = b' ';
     }
     into.push(b'}');
+}
+
+const NEVER: &str = "writing to memory does not fail";
+
+/// Writes a number. The formatting machinery of `write!` costs several times
+/// as much, and there are three numbers in every line.
+fn number(into: &mut Vec<u8>, number: u64) {
+    serde_json::to_writer(into, &number).expect(NEVER);
 }

@@ -50,7 +50,7 @@ fn a18_nothing_is_half_written_and_all_goes_on_when_there_is_room_again() {
                     generation: Generation(1),
                     seq: Seq(seq.0 + offset),
                 };
-                transcript.stage(WHEN, None, Some(origin), &event);
+                transcript.stage(WHEN, None, Some(origin), event.get().as_bytes());
             }
             if let Err(error) = transcript.commit() {
                 return (transcript.last_sequence(), Some(error));

@@ -3,6 +3,8 @@
 //! A turn's events always end with exactly one [`Event::Done`]; it is the
 //! terminal event. `status` and `error` before it explain it.
 
+use std::borrow::Cow;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -236,11 +238,11 @@ pub struct Envelope<E = Box<RawValue>> {
 ///
 /// # Errors
 /// When the text is not a JSON object with a string `type`.
-pub fn event_type(raw: &RawValue) -> Result<String, serde_json::Error> {
+pub fn event_type(raw: &RawValue) -> Result<Cow<'_, str>, serde_json::Error> {
     #[derive(Deserialize)]
     struct Peek<'a> {
         #[serde(rename = "type", borrow)]
-        kind: std::borrow::Cow<'a, str>,
+        kind: Cow<'a, str>,
     }
-    serde_json::from_str::<Peek<'_>>(raw.get()).map(|peek| peek.kind.into_owned())
+    serde_json::from_str::<Peek<'_>>(raw.get()).map(|peek| peek.kind)
 }

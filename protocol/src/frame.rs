@@ -6,6 +6,8 @@
 //! borrows from the line, the rest only for the types that need it, so that the
 //! busiest frame, `event`, is routed without parsing what it carries.
 
+use std::borrow::Cow;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -39,11 +41,12 @@ pub enum FrameFault {
 #[derive(Debug)]
 pub struct Header<'a> {
     /// The frame's type.
-    pub kind: std::borrow::Cow<'a, str>,
+    pub kind: Cow<'a, str>,
     /// `seq`, where present.
     pub seq: Option<Seq>,
-    /// `turnId`, where present.
-    pub turn_id: Option<TurnId>,
+    /// `turnId`, where present; a [`TurnId`] of its own would cost an
+    /// allocation a line.
+    pub turn_id: Option<Cow<'a, str>>,
     /// `event`, unparsed.
     pub event: Option<&'a RawValue>,
 }
@@ -54,14 +57,20 @@ struct RawHeader<'a> {
     #[serde(borrow, default)]
     protocol_version: Option<&'a RawValue>,
     #[serde(borrow, default, rename = "type")]
-    kind: Option<std::borrow::Cow<'a, str>>,
+    kind: Option<Text<'a>>,
     #[serde(default)]
     seq: Option<Seq>,
-    #[serde(default)]
-    turn_id: Option<TurnId>,
+    #[serde(borrow, default)]
+    turn_id: Option<Text<'a>>,
     #[serde(borrow, default)]
     event: Option<&'a RawValue>,
 }
+
+/// Text that stays in its line unless it has escapes. Of its own, since serde
+/// borrows a `Cow` only where it stands alone, not inside an `Option`.
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl<'a> Header<'a> {
     /// Reads the header of one line and checks depth and version.
@@ -84,9 +93,9 @@ impl<'a> Header<'a> {
             (None, None) => Err(FrameFault::Noise),
             (None, Some(_)) => Err(FrameFault::Version { got: "none".into() }),
             (Some("2"), Some(kind)) => Ok(Self {
-                kind,
+                kind: kind.0,
                 seq: raw.seq,
-                turn_id: raw.turn_id,
+                turn_id: raw.turn_id.map(|turn| turn.0),
                 event: raw.event,
             }),
             (Some("2"), None) => Err(FrameFault::Malformed("field `type` is missing".into())),

@@ -13,12 +13,12 @@ use super::acquire::Starting;
 use super::depart::{Departing, Leave};
 use super::record::Owed;
 use super::view::placeholder;
-use super::worker::{BATCH, News, Worker, from_worker};
+use super::worker::{News, Worker, from_worker};
 use super::{Command, Legacy, Reply, View};
 use crate::budget::Budget;
 use crate::cards::Cards;
 use crate::clock;
-use crate::hub::Item;
+use crate::hub::Outgoing;
 use crate::shared::Shared;
 use crate::state::SessionRow;
 use crate::transcript::{Transcript, TranscriptError};
@@ -57,7 +57,7 @@ pub(super) struct Actor {
     pub(super) lifted: Vec<(String, Reply<Steered>)>,
     rx: mpsc::Receiver<Command>,
     pub(super) transcript: Transcript,
-    pub(super) outbox: Vec<Item>,
+    pub(super) outbox: Outgoing,
     /// Ends of turns that are not on disk yet.
     pub(super) owed: Vec<Owed>,
     /// When they are tried again.
@@ -109,7 +109,7 @@ impl Actor {
             lifted: Vec::new(),
             rx,
             transcript,
-            outbox: Vec::new(),
+            outbox: Outgoing::default(),
             owed: Vec::new(),
             retry_at: now,
             broken: None,
@@ -147,7 +147,7 @@ impl Actor {
             })
             .await;
         }
-        let mut batch = Vec::with_capacity(BATCH);
+        let mut batch = Vec::new();
         self.load_queue().await;
         // What a takeover began with.
         self.flush();

@@ -11,10 +11,8 @@ use ade_protocol::frame::{ToWorker, UiRequest, UiResponse};
 use ade_protocol::rpc;
 
 use super::actor::Actor;
-use super::record::notification;
 use crate::cards::AnswerError;
 use crate::clock;
-use crate::hub::Item;
 use crate::turn::{Input, State};
 
 /// Answers that are kept: as many as cards may be open.
@@ -186,8 +184,7 @@ impl Actor {
         let Ok(params) = serde_json::to_string(&note) else {
             return;
         };
-        self.outbox
-            .push(Item::Card(notification(rpc::CARD, params.as_bytes())));
+        self.outbox.card(rpc::notification_line(rpc::CARD, &params));
         self.dirty = true;
     }
 

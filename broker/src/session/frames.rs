@@ -13,7 +13,7 @@ use super::requests::ending;
 use super::worker::Pending;
 use super::{Ask, Command, Reply};
 use crate::clock;
-use crate::link::{EventLine, LinkIn};
+use crate::link::{EventLine, LinkIn, Run};
 use crate::turn::{Ending, Failure, Input, State};
 
 impl Actor {
@@ -222,10 +222,9 @@ impl Actor {
         }
         for item in batch.drain(..) {
             match item {
-                LinkIn::Event(event) => self.event(&event).await,
+                LinkIn::Events(run) => self.events(run).await,
                 LinkIn::Frame(frame) => self.frame(*frame).await,
                 LinkIn::Broken(why) => self.lost(&why).await,
-                LinkIn::Closed => self.link_closed(),
             }
         }
     }
@@ -253,35 +252,45 @@ impl Actor {
         }
     }
 
-    async fn event(&mut self, line: &EventLine) {
+    /// Takes neighbouring events of one turn.
+    async fn events(&mut self, run: Run) {
+        let Run {
+            turn_id,
+            mut events,
+        } = run;
         let Some(worker) = &mut self.worker else {
             return;
         };
         let generation = worker.generation;
         // A replay may say again what is on disk already.
-        if line.seq <= worker.taken {
+        events.retain(|line| {
+            let is_new = line.seq > worker.taken;
+            worker.taken = worker.taken.max(line.seq);
+            is_new
+        });
+        if events.is_empty() {
             return;
         }
-        worker.taken = line.seq;
-        if !self.machine.accepts(generation, line.turn_id.as_ref()) {
-            tracing::debug!(session = %self.row.session_id, "an event of another turn was dropped");
+        let turn = turn_id.as_ref();
+        if !self.machine.accepts(generation, turn) {
+            tracing::debug!(session = %self.row.session_id, "events of another turn were dropped");
             return;
         }
-        if line.turn_id.is_some() {
+        if turn.is_some() {
             self.note_history().await;
-            self.input(Input::Event(generation, line.turn_id.clone()))
-                .await;
+            // One for all of them: they came in the same moment.
+            self.input(Input::Event(generation, turn_id.clone())).await;
         }
-        let origin = Origin {
-            generation,
-            seq: line.seq,
-        };
-        self.stage(
-            line.turn_id.as_ref(),
-            Some(origin),
-            &line.event,
-            line.persisted,
-        );
+        self.expect(&events, turn);
+        for EventLine {
+            seq,
+            event,
+            persisted,
+        } in events
+        {
+            let origin = Origin { generation, seq };
+            self.stage(turn, Some(origin), &event, persisted);
+        }
     }
 
     /// Something was said: from now on a worker must resume the session file

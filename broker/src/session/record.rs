@@ -8,12 +8,10 @@ use std::time::Duration;
 
 use ade_protocol::event::{ErrorCategory, Event, Origin, TurnStatus};
 use ade_protocol::{Generation, Seq, TurnId, exit, rpc};
-use bytes::Bytes;
-use serde_json::value::RawValue;
 
 use super::actor::Actor;
 use crate::clock;
-use crate::hub::Item;
+use crate::link::EventLine;
 use crate::turn::{Failure, Input, State};
 
 /// How often the end of a turn that is not on disk is tried again.
@@ -171,7 +169,15 @@ impl Actor {
         let Ok(raw) = serde_json::value::to_raw_value(event) else {
             return;
         };
-        self.stage(turn, None, &raw, true);
+        self.stage(turn, None, raw.get().as_bytes(), true);
+    }
+
+    /// Makes room for events that are about to be staged.
+    pub(super) fn expect(&mut self, events: &[EventLine], turn: Option<&TurnId>) {
+        let bytes: usize = events.iter().map(|line| line.event.len()).sum();
+        let bytes = bytes + events.len() * self.transcript.envelope(turn);
+        self.transcript.expect(bytes);
+        self.outbox.expect(events.len(), bytes);
     }
 
     /// Stages an event for the transcript and for the subscribers.
@@ -179,23 +185,19 @@ impl Actor {
         &mut self,
         turn: Option<&TurnId>,
         origin: Option<Origin>,
-        event: &RawValue,
+        event: &[u8],
         persisted: bool,
     ) {
         // One reading of the clock for all that is written in one go.
         let timestamp = self.moment.take().unwrap_or_else(clock::timestamp);
-        let (sequence, envelope) = if persisted {
-            self.transcript.stage(&timestamp, turn, origin, event)
+        if persisted {
+            let (sequence, envelope) = self.transcript.stage(&timestamp, turn, origin, event);
+            self.outbox.event(sequence, envelope);
         } else {
-            self.transcript.transient(&timestamp, turn, event)
-        };
+            let envelope = self.transcript.transient(&timestamp, turn, event);
+            self.outbox.passing(&envelope);
+        }
         self.moment = Some(timestamp);
-        let line = notification(rpc::EVENT, &envelope);
-        self.outbox.push(Item::Event {
-            sequence,
-            persisted,
-            line,
-        });
         self.stale.get_or_insert_with(|| clock::now() + VIEW_LAG);
     }
 
@@ -206,7 +208,6 @@ impl Actor {
             return true;
         }
         self.moment = None;
-        let mut items = std::mem::take(&mut self.outbox);
         let written = self.transcript.commit();
         if let Err(error) = &written {
             tracing::error!(session = %self.row.session_id, %error, "the transcript was not written");
@@ -214,8 +215,9 @@ impl Actor {
             self.broken.get_or_insert(failure);
             self.dirty = true;
             // Cards stand in `state.db`.
-            items.retain(|item| matches!(item, Item::Card(_)));
+            self.outbox.drop_events();
         }
+        let items = self.outbox.take();
         let head = self.transcript.last_sequence();
         self.shared.hub.publish(&self.row.session_id, head, &items);
         if written.is_err() {
@@ -275,14 +277,4 @@ fn unwritten(kind: &str, error: &dyn std::error::Error, hints: &[String]) -> Fai
     } else {
         failure.with_detail(hints.join("\n"))
     }
-}
-
-/// A notification line around parameters that are JSON text already.
-pub(super) fn notification(method: &str, params: &[u8]) -> Bytes {
-    let head = format!("{{\"jsonrpc\":\"2.0\",\"method\":\"{method}\",\"params\":");
-    let mut line = Vec::with_capacity(head.len() + params.len() + 1);
-    line.extend_from_slice(head.as_bytes());
-    line.extend_from_slice(params);
-    line.push(b'}');
-    Bytes::from(line)
 }

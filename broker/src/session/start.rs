@@ -437,12 +437,12 @@ pub(super) async fn ask(
             ));
         };
         match next {
-            None | Some(LinkIn::Closed) => {
+            None => {
                 let message = format!("the worker left before it answered `{}`", frame.kind());
                 return Err(Failure::new("start_failed", ErrorCategory::Exited, message));
             }
             Some(LinkIn::Broken(why)) => return Err(protocol(&why)),
-            Some(LinkIn::Event(_)) => {}
+            Some(LinkIn::Events(_)) => {}
             Some(LinkIn::Frame(frame)) => match *frame {
                 FromWorker::Response(response) if response.request_id == *id => {
                     return if response.ok {

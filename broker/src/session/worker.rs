@@ -112,9 +112,6 @@ impl Worker {
     }
 }
 
-/// Frames that are taken from the link in one go; they share one write.
-pub(super) const BATCH: usize = 256;
-
 /// What a worker has for its session.
 pub(super) enum News {
     /// So many frames were taken; none: the link has ended.
@@ -145,7 +142,7 @@ pub(super) async fn from_worker(worker: Option<&mut Worker>, batch: &mut Vec<Lin
     tokio::select! {
         // Frames first: what a worker said before it ended is heard.
         biased;
-        count = link.incoming.recv_many(batch, BATCH), if *linked => News::Frames(count),
+        count = link.incoming.recv_many(batch), if *linked => News::Frames(count),
         Some(connection) = reconnects.recv() => News::Reconnected(Box::new(connection)),
         // An error means that the reaper is gone, and so is the broker.
         _ = process.exit.wait_for(Option::is_some) => News::Exited,

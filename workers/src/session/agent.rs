@@ -105,8 +105,8 @@ impl Session {
     }
 
     fn is_of_another_turn(&self, header: &Header<'_>) -> bool {
-        let running = self.turn.as_ref().map(|turn| &turn.id);
-        header.turn_id.is_some() && header.turn_id.as_ref() != running
+        let running = self.turn.as_ref().map(|turn| turn.id.as_str());
+        header.turn_id.is_some() && header.turn_id.as_deref() != running
     }
 
     /// Counts what is not a frame; never tells what stood in it.
@@ -356,5 +356,5 @@ fn is_turnless(event: &str) -> bool {
     let kind = raw
         .ok()
         .and_then(|raw| ade_protocol::event::event_type(raw).ok());
-    kind.is_some_and(|kind| TURNLESS.contains(&kind.as_str()))
+    kind.is_some_and(|kind| TURNLESS.contains(&kind.as_ref()))
 }
