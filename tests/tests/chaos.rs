@@ -273,8 +273,7 @@ impl Run {
 }
 
 /// The user's messages of a session file that hold a word.
-fn said(file: &PathBuf, word: &str) -> usize {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
+fn said(text: &str, word: &str) -> usize {
     text.lines()
         .filter(|line| line.contains("\"role\":\"user\"") && line.contains(word))
         .count()
@@ -339,7 +338,8 @@ fn everything_dies_at_random_and_nothing_is_lost_or_left() {
     run.brokers
         .iter_mut()
         .for_each(|broker| drop(broker.wait()));
-    let mut files = BTreeMap::new();
+    // Each chat's ends, and what its agent wrote down.
+    let mut chats = BTreeMap::new();
     let mut torn = 0;
     for info in &infos {
         let chat = info["sessionId"].as_str().expect("a chat");
@@ -350,10 +350,13 @@ fn everything_dies_at_random_and_nothing_is_lost_or_left() {
         let lines = run.ade.checked_transcript(chat);
         torn += run.ade.transcript_and_torn(chat).1;
         assert_eq!(unsettled(&lines), BTreeSet::new(), "open cards of {chat}");
+        let mut text = String::new();
         if let Some(file) = info["sessionFile"].as_str() {
             assert!(run.ade.is_free(&PathBuf::from(file)), "{file}");
-            files.insert(chat.to_owned(), PathBuf::from(file));
+            // A chat that was never answered has none.
+            text = std::fs::read_to_string(file).unwrap_or_default();
         }
+        chats.insert(chat.to_owned(), (dones(&lines), text));
     }
     // Nothing but SIGKILL leaves a line half, and the broker writes with two
     // threads.
@@ -363,13 +366,10 @@ fn everything_dies_at_random_and_nothing_is_lost_or_left() {
         "{torn} torn lines, {kills} kills"
     );
     for (chat, turn, word) in &run.turns {
-        let lines = run.ade.transcript(chat);
-        let ends = dones(&lines)
-            .into_iter()
-            .filter(|(of, _)| of == turn)
-            .count();
+        let (ends, text) = &chats[chat];
+        let ends = ends.iter().filter(|(of, _)| of == turn).count();
         assert_eq!(ends, 1, "ends of {turn} of {chat}");
-        let times = files.get(chat).map_or(0, |file| said(file, word));
+        let times = said(text, word);
         assert!(times <= 2, "{turn} was sent {times} times");
     }
     assert_eq!(run.ade.litter(), Vec::<PathBuf>::new());
