@@ -74,7 +74,8 @@ impl Call {
             })
         };
         if !depth_within(line, MAX_DEPTH) {
-            return Err(bad(None, PARSE_ERROR, "the request nests too deeply"));
+            let id = shallow_id(line);
+            return Err(bad(id, PARSE_ERROR, "the request nests too deeply"));
         }
         if serde_json::from_str::<&RawValue>(line).is_err() {
             return Err(bad(None, PARSE_ERROR, "the line is not JSON"));
@@ -111,6 +112,51 @@ impl Call {
             params: raw.params.map(RawValue::to_owned),
         })
     }
+}
+
+/// The id of a request that nests too deeply to be read, where its members can
+/// be told apart without recursion: what is deep is stepped over.
+fn shallow_id(line: &str) -> Option<&RawValue> {
+    let mut rest = line.trim_start().strip_prefix('{')?;
+    loop {
+        let (name, behind) = token(rest)?;
+        let (value, behind) = token(behind.trim_start().strip_prefix(':')?)?;
+        if name == "\"id\"" {
+            let value = serde_json::from_str::<&RawValue>(value).ok()?;
+            return Some(value).filter(|id| valid_id(id));
+        }
+        rest = behind.trim_start().strip_prefix(',')?;
+    }
+}
+
+/// The first value of `text`, which need not be JSON as a whole, and what is
+/// behind it.
+fn token(text: &str) -> Option<(&str, &str)> {
+    let text = text.trim_start();
+    let mut depth = 0_usize;
+    let mut in_string = false;
+    let mut escaped = false;
+    for (at, byte) in text.bytes().enumerate() {
+        if in_string {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => in_string = false,
+                _ => {}
+            }
+            continue;
+        }
+        match byte {
+            b'"' => in_string = true,
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' | b',' | b':' if depth == 0 => {
+                return (at > 0).then(|| (text[..at].trim_end(), &text[at..]));
+            }
+            b'}' | b']' => depth -= 1,
+            _ => {}
+        }
+    }
+    None
 }
 
 fn valid_id(id: &RawValue) -> bool {
@@ -315,5 +361,25 @@ mod tests {
         }
         let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
         assert_eq!(Call::parse(&deep).unwrap_err().error.code, PARSE_ERROR);
+        let table = [
+            (
+                format!(r#"{{"id":7,"method":"x","params":{deep}}}"#),
+                Some("7"),
+            ),
+            (
+                format!(r#"{{ "params" : {deep} , "a\":,":1, "id" : "x,\"}}" }}"#),
+                Some(r#""x,\"}""#),
+            ),
+            (format!(r#"{{"params":{{"id":8,"x":{deep}}}}}"#), None),
+            (format!(r#"{{"id":{deep},"method":"x"}}"#), None),
+            (format!("[{deep}]"), None),
+            (format!(r#"{{"x":{deep}"#), None),
+            (format!(r#"{{,"id":9,"x":{deep}}}"#), None),
+        ];
+        for (line, id) in table {
+            let bad = Call::parse(&line).unwrap_err();
+            assert_eq!(bad.error.code, PARSE_ERROR);
+            assert_eq!(bad.id.as_ref().map(|id| id.get()), id);
+        }
     }
 }

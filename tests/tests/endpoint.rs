@@ -182,6 +182,16 @@ fn deep_and_long_lines_cost_only_themselves() {
     let mut raw = Raw::initialized(&ade.socket());
     raw.say(&format!("{}{}", "[".repeat(100_000), "]".repeat(100_000)));
     assert_eq!(raw.hear_json()["error"]["code"], -32700);
+    // Its id can be read all the same.
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    raw.say(&format!(
+        r#"{{"jsonrpc":"2.0","params":{{"x":{deep}}},"id":"deep"}}"#
+    ));
+    let answer = raw.hear_json();
+    assert_eq!(
+        (&answer["error"]["code"], &answer["id"]),
+        (&json!(-32700), &json!("deep"))
+    );
     let long = vec![b'x'; 17 * 1024 * 1024];
     raw.stream.write_all(&long).unwrap();
     raw.say("");
