@@ -7,7 +7,7 @@ use ade_leases::lease::{Request, acquire};
 use ade_leases::owner::{self, Claim, OwnerError, Replace};
 use serde_json::json;
 
-use super::lease::refusal;
+use super::lease::{refusal, session_file};
 use crate::args::{Owner, Writer};
 use crate::context::Context;
 use crate::error::CommandError;
@@ -29,6 +29,7 @@ pub(super) fn run(context: &Context, command: &Owner) -> Result<(), CommandError
 }
 
 fn show(context: &Context, file: &Path) -> Result<(), CommandError> {
+    let file = &session_file(context, file)?;
     let path = owner::path(file);
     let owner = owner::read(file).map_err(|error| told(&error))?;
     let (state, claim, damage) = match &owner {
@@ -64,6 +65,7 @@ fn claim(
     kind: Writer,
     force: bool,
 ) -> Result<(), CommandError> {
+    let file = &session_file(context, file)?;
     if !file.is_file() {
         let message = format!("{} is no session file", file.display());
         return Err(CommandError::usage(message));

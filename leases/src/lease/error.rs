@@ -38,10 +38,10 @@ impl fmt::Display for Holder {
 #[derive(Debug, thiserror::Error)]
 pub enum AcquireError {
     /// A live holder has it.
-    #[error("the lease {} is {}; stop that one, or start a new chat", .0.path.display(), .0)]
+    #[error("the lease {} is {}; {}, or start a new chat", .0.path.display(), .0, stop(.0.record.as_ref().map_or("", |record| &record.owner_id)))]
     Held(Box<Holder>),
     /// This process has it, or is taking it in another thread.
-    #[error("the lease {path} is held or waited for by this very process (for {owner_id}); stop that one, or start a new chat", path = path.display(), owner_id = printable(owner_id))]
+    #[error("the lease {path} is held or waited for by this very process (for {owner_id}); {stop}, or start a new chat", path = path.display(), owner_id = printable(owner_id), stop = stop(owner_id))]
     AlreadyHere {
         /// The lease file.
         path: PathBuf,
@@ -127,6 +127,17 @@ pub enum AcquireError {
     },
 }
 
+/// How to end a holder. A chat has a command for it; whether the chat is of the
+/// reader's own broker can't be told from here.
+fn stop(owner_id: &str) -> String {
+    if owner_id.starts_with("ses_") {
+        let id = printable(owner_id);
+        format!("stop that one (`ade chat stop {id}` where it is a chat of yours)")
+    } else {
+        "stop that one".to_owned()
+    }
+}
+
 fn doing(step: Option<Step>) -> String {
     step.map_or_else(
         || "look up".to_owned(),
@@ -209,7 +220,7 @@ pub struct ReleaseError {
 #[derive(Debug, thiserror::Error)]
 pub enum BreakError {
     /// It lives, so only a forced break removes it.
-    #[error("the lease {} is {}; stop that one, or remove it with `ade lease break --force`", .0.path.display(), .0)]
+    #[error("the lease {} is {}; {}, or remove it with `ade lease break --force`", .0.path.display(), .0, stop(.0.record.as_ref().map_or("", |record| &record.owner_id)))]
     Held(Box<Holder>),
     /// It is not the record that was seen before.
     #[error("the lease {path} changed meanwhile; look at it again", path = path.display())]

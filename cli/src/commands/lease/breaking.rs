@@ -12,9 +12,7 @@ use crate::error::CommandError;
 use crate::output::Style;
 
 pub(super) fn run(context: &Context, file: &Path, force: bool) -> Result<(), CommandError> {
-    let file = std::path::absolute(file).map_err(|e| {
-        CommandError::usage(format!("the path {} cannot be used", file.display())).because(e)
-    })?;
+    let file = super::session_file(context, file)?;
     let (broken, warning) = if force {
         by_force(&file)?
     } else {

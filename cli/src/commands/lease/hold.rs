@@ -13,7 +13,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub(in crate::commands) async fn run(
 ) -> Result<(), CommandError> {
     let mut signals = Signals::listen()
         .map_err(|e| CommandError::failed("signals cannot be caught").because(e))?;
-    let file = absolute(&arguments.file)?;
+    let file = super::session_file(context, &arguments.file)?;
     let lease = take(file, &arguments, &mut signals).await?;
     let mut eye = Eye::new(&lease);
     if arguments.command.is_empty() {
@@ -57,12 +57,6 @@ pub(in crate::commands) async fn run(
         return end.and(released);
     }
     around(context, &arguments, lease, eye, signals).await
-}
-
-fn absolute(file: &Path) -> Result<PathBuf, CommandError> {
-    std::path::absolute(file).map_err(|e| {
-        CommandError::usage(format!("the path {} cannot be used", file.display())).because(e)
-    })
 }
 
 async fn take(

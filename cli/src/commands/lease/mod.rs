@@ -8,8 +8,9 @@ mod tree;
 
 pub(super) use hold::{follow, refusal, run as hold};
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use ade_broker::home::Home;
 use ade_leases::lease::{Status, status};
 use ade_leases::owner::{self, Owner};
 use ade_leases::record::Record;
@@ -23,7 +24,7 @@ use crate::output::Style;
 /// Runs one of the lease commands.
 pub(super) fn run(context: &Context, command: &Lease) -> Result<(), CommandError> {
     match command {
-        Lease::Status { file } => show(context, file),
+        Lease::Status { file } => show(context, context.home().ok().as_ref(), file),
         Lease::Break { file, force } => breaking::run(context, file, *force),
         // It waits, so it runs with the others that do.
         Lease::Hold(_) => Ok(()),
@@ -39,15 +40,49 @@ struct Told {
     remedy: Option<String>,
 }
 
-fn show(context: &Context, file: &Path) -> Result<(), CommandError> {
-    let file = std::path::absolute(file).map_err(|e| {
-        CommandError::usage(format!("the path {} cannot be used", file.display())).because(e)
+/// The session file that is meant, as an absolute path. Who names the file of a
+/// lease or of an owner means the session that it stands beside.
+///
+/// # Errors
+/// The folder is not there, or the path is no file's.
+pub(super) fn session_file(context: &Context, given: &Path) -> Result<PathBuf, CommandError> {
+    let mut file = std::path::absolute(given).map_err(|e| {
+        CommandError::usage(format!("the path {} cannot be used", given.display())).because(e)
     })?;
-    let told = tell(status(&file));
+    let beside = file
+        .extension()
+        .is_some_and(|last| last == "ade-lease" || last == "ade-owner");
+    if beside {
+        file.set_extension("");
+        let text = format!("{} stands beside {}", given.display(), file.display());
+        context.out.note(Style::Dim, &text);
+    }
+    let folder = file.parent().unwrap_or(&file);
+    let problem = if file.is_dir() {
+        format!("{} is a folder and no session file", file.display())
+    } else if !folder.is_dir() {
+        format!("the folder {} is not there", folder.display())
+    } else {
+        return Ok(file);
+    };
+    Err(
+        CommandError::new("not_found", ade_protocol::exit::USAGE, problem)
+            .hint("`ade store list` lists the session files there are"),
+    )
+}
+
+fn show(context: &Context, home: Option<&Home>, file: &Path) -> Result<(), CommandError> {
+    let file = session_file(context, file)?;
+    let exists = file.exists();
+    let mut told = tell(status(&file), home);
+    if !exists {
+        told.sentence.push_str("; there is no such file yet");
+    }
     let owner = owner::read(&file);
     if context.out.json() {
         return context.out.document(&json!({
             "file": file.to_string_lossy(),
+            "exists": exists,
             "state": told.state,
             "explanation": told.sentence,
             "holder": told.record,
@@ -96,7 +131,7 @@ fn facts(record: &Record) -> Vec<(&'static str, String)> {
     facts
 }
 
-fn tell(status: Status) -> Told {
+fn tell(status: Status, home: Option<&Home>) -> Told {
     let told = |state, style, sentence: String, record, remedy: Option<String>| Told {
         state,
         style,
@@ -115,7 +150,7 @@ fn tell(status: Status) -> Told {
         Status::Held { record, proof } => {
             let remedy = record.as_ref().map_or_else(
                 || "end the process that keeps the file locked".to_owned(),
-                freeing,
+                |record| freeing(record, home),
             );
             let sentence = format!("somebody writes this session: {proof}");
             told("held", Style::Warn, sentence, record, Some(remedy))
@@ -159,12 +194,28 @@ fn tell(status: Status) -> Told {
     }
 }
 
-/// How to end a live holder.
-fn freeing(record: &Record) -> String {
-    match (record.owner_id.strip_prefix("ses_"), record.pid) {
-        (Some(_), _) => format!("ade chat stop {}", record.owner_id),
-        (None, Some(pid)) => format!("end the {} session of process {pid}", kind(record)),
-        (None, None) => "end the program that holds it".into(),
+/// How to end a live holder. Only a worker of this home's broker can be stopped
+/// by a command of ours.
+fn freeing(record: &Record, home: Option<&Home>) -> String {
+    let ours = home.is_some_and(|home| {
+        let journals = ade_broker::journal::read_all(home).unwrap_or_default();
+        journals.entries.iter().any(|entry| {
+            let pid = entry.identity.as_ref().map(|worker| worker.pid.get());
+            pid.is_some_and(|pid| {
+                record
+                    .pid
+                    .is_some_and(|holder| i64::from(holder) == i64::from(pid))
+            })
+        })
+    });
+    match record.pid {
+        _ if ours => format!("ade chat stop {}", record.owner_id),
+        Some(pid) if record.owner_id.starts_with("ses_") => format!(
+            "`ade chat stop {}` with the ADE_HOME of that chat, or end its process {pid}",
+            record.owner_id
+        ),
+        Some(pid) => format!("end the {} session of process {pid}", kind(record)),
+        None => "end the program that holds it".into(),
     }
 }
 
