@@ -206,6 +206,7 @@ async fn chat(
         }
         name::CHAT_MODEL => {
             let ChatModel { session_id, model } = arguments_of(arguments)?;
+            crate::wanted::model(Some(&model))?;
             answer(&ask(manager, &session_id, Ask::Model(model)).await?)
         }
         name::CHAT_THINKING => {

@@ -49,3 +49,4 @@ mod serve;
 pub use serve::{ServeError, ServeOptions, serve};
 mod files;
 mod platform;
+mod wanted;

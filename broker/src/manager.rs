@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use ade_protocol::action::{CardList, ChatCreate, SessionInfo};
 use ade_protocol::card::{Answer, Card};
 use ade_protocol::rpc::RpcError;
-use ade_protocol::{RequestId, SessionId, exit};
+use ade_protocol::{Generation, RequestId, SessionId, exit};
 
 use crate::cards::AnswerError;
 use crate::clock;
@@ -15,6 +15,7 @@ use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::SessionRow;
 use crate::takeover::Takeover;
+use crate::wanted;
 
 #[derive(Default)]
 struct Sessions {
@@ -77,10 +78,14 @@ impl Manager {
     /// When the provider is unknown or cannot be used, the lane is not a
     /// directory, or nothing can be written.
     pub async fn create(&self, request: ChatCreate) -> Result<SessionInfo, RpcError> {
-        let lane = lane(&request.lane)?;
-        check_absolute("sessionFile", request.session_file.as_deref())?;
-        check_absolute("agentDir", request.agent_dir.as_deref())?;
+        let lane = wanted::lane(&request.lane)?;
+        wanted::absolute("agentDir", request.agent_dir.as_deref())?;
+        wanted::model(request.model.as_deref())?;
         self.check_provider(&request.provider).await?;
+        if let Some(file) = &request.session_file {
+            self.check_owner(&wanted::session_file(file)?, request.take_over)
+                .await?;
+        }
         if request.first_event_ms.is_some() && !self.shared.config.tells_progress(&request.provider)
         {
             let message = format!(
@@ -111,6 +116,39 @@ impl Manager {
         }
         // Its row stays: the next broker knows the chat.
         Err(crate::session::closed())
+    }
+
+    /// Whether a new chat may go on with a session file: not when it is somebody
+    /// else's, or will be with the first message of a chat that was made for it.
+    /// A chat that had a worker and does not own the file was refused it.
+    async fn check_owner(&self, file: &Path, take_over: bool) -> Result<(), RpcError> {
+        let same = |named: &str| std::fs::canonicalize(named).is_ok_and(|named| named == file);
+        let user = self.all().into_iter().find_map(|session| {
+            let view = session.view();
+            let named = view.info.session_file.as_deref()?;
+            let will_own = view.info.generation == Generation(0) && same(named);
+            will_own.then(|| view.info.session_id.clone())
+        });
+        if let Some(chat) = user {
+            return Err(wanted::owned_here(file, &chat));
+        }
+        let Some(claim) = wanted::owner_of(file) else {
+            return Ok(());
+        };
+        let chat = SessionId::from(claim.id.as_str());
+        if self.session(&chat).is_ok() {
+            return Err(wanted::owned_here(file, &chat));
+        }
+        let deleted = self
+            .shared
+            .state
+            .run(move |state| state.was_deleted(&chat))
+            .await
+            .map_err(|error| state_error(&error))?;
+        if take_over || deleted {
+            return Ok(());
+        }
+        Err(wanted::owned_elsewhere(file, &claim))
     }
 
     async fn check_provider(&self, provider: &str) -> Result<(), RpcError> {
@@ -293,33 +331,4 @@ fn answer_error(error: &AnswerError) -> RpcError {
         AnswerError::AlreadyAnswered { .. } | AnswerError::Gone { .. } => exit::FAILED,
     };
     RpcError::failed(kind, code, error.to_string()).hint("`ade cards` lists the open cards")
-}
-
-/// The canonical path of a lane.
-fn lane(text: &str) -> Result<String, RpcError> {
-    let path = Path::new(text);
-    check_absolute("lane", Some(text))?;
-    let problem = |what: String| {
-        RpcError::failed("lane_missing", exit::USAGE, what)
-            .hint("a lane is an existing directory, such as a git worktree")
-    };
-    let real = std::fs::canonicalize(path)
-        .map_err(|error| problem(format!("the lane {text} cannot be used: {error}")))?;
-    if !real.is_dir() {
-        return Err(problem(format!("the lane {text} is not a directory")));
-    }
-    real.into_os_string()
-        .into_string()
-        .map_err(|_| problem(format!("the path of the lane {text} is not UTF-8")))
-}
-
-fn check_absolute(name: &str, value: Option<&str>) -> Result<(), RpcError> {
-    match value {
-        Some(path) if !Path::new(path).is_absolute() => Err(RpcError::failed(
-            "invalid",
-            exit::USAGE,
-            format!("`{name}` must be an absolute path, not {path:?}"),
-        )),
-        _ => Ok(()),
-    }
 }

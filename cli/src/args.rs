@@ -45,13 +45,13 @@ pub(crate) struct Global {
     /// Print JSON: one document, or one a line where the command streams
     #[arg(long, global = true, help_heading = "Everywhere")]
     pub(crate) json: bool,
-    /// Folder of the broker: its state, transcripts and sockets [default: ~/.ade]
+    // Not clap's own `env`: it takes an empty variable for a value, and puts the
+    // flag into the usage line of every error.
+    /// Folder of the broker: its state, transcripts and sockets [env: ADE_HOME] [default: ~/.ade]
     #[arg(
         long,
         global = true,
         value_name = "DIR",
-        env = "ADE_HOME",
-        hide_env_values = true,
         help_heading = "Everywhere",
         value_hint = ValueHint::DirPath
     )]
@@ -188,12 +188,15 @@ pub(crate) struct NewChat {
     /// How much to think, in the agent's own words
     #[arg(long, value_name = "LEVEL")]
     pub(crate) thinking: Option<String>,
-    /// The agent's own configuration folder
+    /// The agent's own configuration folder, which must be there
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) agent_dir: Option<PathBuf>,
     /// Continue this session file of the agent
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) session_file: Option<PathBuf>,
+    /// Take that session file over, for good, from an owner that is not of this broker
+    #[arg(long, requires = "session_file")]
+    pub(crate) take_over: bool,
     /// Name for people
     #[arg(long, value_name = "TEXT")]
     pub(crate) title: Option<String>,

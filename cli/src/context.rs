@@ -39,18 +39,18 @@ impl Context {
         let Some(root) = &self.home else {
             return Home::resolve(lookup).map_err(|e| home_error(&e));
         };
-        if !root.is_absolute() {
-            let message = format!(
-                "the home must be an absolute path, but it is `{}`",
-                root.display()
-            );
-            return Err(CommandError::usage(message)
-                .hint("give --home, or set ADE_HOME, to a path that begins with a slash"));
-        }
+        // A flag is meant where it is given; a variable outlives the folder
+        // that it was set in, so a relative one would name many homes.
+        let root = std::path::absolute(root).map_err(|e| {
+            let message = format!("the home `{}` cannot be used", root.display());
+            CommandError::usage(message)
+                .because(e)
+                .hint("--home is the path of a folder")
+        })?;
         let socket = lookup(SOCKET_ENV)
             .filter(|value| !value.is_empty())
             .map(PathBuf::from);
-        Home::at(root.clone(), socket).map_err(|e| home_error(&e))
+        Home::at(root, socket).map_err(|e| home_error(&e))
     }
 
     /// A connection to the broker, which is started where none runs.

@@ -3,14 +3,25 @@
 //! Fragments of an answer stay verbatim; everything else becomes one line that
 //! cannot steer the terminal.
 
-use ade_protocol::card::{CardOutcome, Withdrawal};
-use ade_protocol::event::{Event, NoticeLevel, TurnStatus, Via};
+use std::collections::VecDeque;
+
+use ade_protocol::RequestId;
+use ade_protocol::card::{CardKind, CardOutcome, Withdrawal};
+use ade_protocol::event::{ErrorCategory, Event, NoticeLevel, TurnStatus, Via};
 
 use crate::output::Style;
 use crate::table::{clipped, one_line};
 
 /// Longest line that is made of a tool's input or answer, in characters.
 const LINE: usize = 110;
+
+/// Questions with hidden answers that are remembered.
+const SECRETS: usize = 64;
+
+/// What to do when the model's provider refused who asks. ade has no keys and no
+/// sign-in of its own.
+const SIGN_IN: &str = "  hint: sign in with the agent itself (pi: start it and use /login), or correct \
+     its key; keys in the environment are those of the broker: `ade stop`, then start it with the new one";
 
 /// One thing to show.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +44,8 @@ pub(crate) struct View {
     message: Option<String>,
     /// Whether what users said is shown: yes where several turns are.
     show_user: bool,
+    /// The newest questions that hide their answers.
+    secrets: VecDeque<RequestId>,
 }
 
 impl View {
@@ -40,8 +53,8 @@ impl View {
     #[must_use]
     pub(crate) fn new(show_user: bool) -> Self {
         Self {
-            message: None,
             show_user,
+            ..Self::default()
         }
     }
 
@@ -76,8 +89,16 @@ impl View {
                 )
             }
             Event::Error {
-                message, detail, ..
-            } => error_lines(message, detail.as_deref()),
+                category,
+                message,
+                detail,
+            } => {
+                let mut pieces = error_lines(message, detail.as_deref());
+                if *category == ErrorCategory::Auth {
+                    pieces.push(Piece::Line(Style::Dim, SIGN_IN.into()));
+                }
+                pieces
+            }
             Event::Notice { level, message } => line(notice_style(*level), one_line(message)),
             Event::Activity { text } => vec![Piece::Activity(one_line(text))],
             Event::ContextCompact { phase, message } => {
@@ -88,6 +109,10 @@ impl View {
                 )
             }
             Event::CardOpened { card } => {
+                if card.payload.kind == CardKind::Secret {
+                    self.secrets.truncate(SECRETS - 1);
+                    self.secrets.push_front(card.card_id.clone());
+                }
                 let subject = card
                     .payload
                     .title
@@ -95,7 +120,13 @@ impl View {
                     .unwrap_or(&card.payload.message);
                 line(Style::Warn, format!("? {}", clipped(subject, LINE)))
             }
-            Event::CardResolved { resolution, .. } => line(Style::Dim, resolved(resolution)),
+            Event::CardResolved {
+                card_id,
+                resolution,
+            } => line(
+                Style::Dim,
+                resolved(resolution, self.secrets.contains(card_id)),
+            ),
             Event::Done { status, .. } => {
                 self.message = None;
                 done_lines(*status)
@@ -161,9 +192,9 @@ fn notice_style(level: NoticeLevel) -> Style {
     }
 }
 
-/// How a card ended, in words.
+/// How a card ended, in words. `secret`: its answer is told to nobody.
 #[must_use]
-pub(crate) fn resolved(outcome: &CardOutcome) -> String {
+pub(crate) fn resolved(outcome: &CardOutcome, secret: bool) -> String {
     match outcome {
         CardOutcome::Answered {
             by,
@@ -171,7 +202,10 @@ pub(crate) fn resolved(outcome: &CardOutcome) -> String {
         } => {
             format!("answered by {}: {}", one_line(by), clipped(value, 60))
         }
-        CardOutcome::Answered { by, value: None } => format!("answered by {}", one_line(by)),
+        CardOutcome::Answered { by, value: None } if secret => {
+            format!("answered by {}", one_line(by))
+        }
+        CardOutcome::Answered { by, value: None } => format!("declined by {}", one_line(by)),
         CardOutcome::AllowedForSession => "allowed for this session".into(),
         CardOutcome::Withdrawn { why } => format!("question withdrawn: {}", withdrawn(*why)),
     }

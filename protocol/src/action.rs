@@ -155,6 +155,10 @@ pub struct ChatCreate {
     /// Continues an existing session file of the provider.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_file: Option<String>,
+    /// Takes the session file over from an owner that this broker does not know,
+    /// for good.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub take_over: bool,
     /// The provider's own configuration folder; absent: as its own command line
     /// would find it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -30,6 +30,8 @@ pub struct RpcFailure {
     pub message: String,
     /// `data.kind`, where there is one.
     pub kind: String,
+    /// `data.hints`: what to do about it.
+    pub hints: Vec<String>,
 }
 
 impl Drop for Rpc {
@@ -138,6 +140,12 @@ impl Rpc {
                         .as_str()
                         .unwrap_or_default()
                         .to_owned(),
+                    hints: error["data"]["hints"]
+                        .as_array()
+                        .into_iter()
+                        .flatten()
+                        .filter_map(|hint| hint.as_str().map(str::to_owned))
+                        .collect(),
                 }),
                 None => Ok(line["result"].clone()),
             };

@@ -2,6 +2,7 @@
 //! going on in a new worker.
 
 use std::fs;
+use std::path::Path;
 
 use ade_leases::lease;
 use ade_leases::session_file;
@@ -123,8 +124,9 @@ fn a_chat_goes_on_in_a_new_worker_with_its_file_and_context() {
     assert_eq!(ade.session_file(&chat), file);
     assert_eq!(ade.session(&chat)["generation"], 2);
 
-    // Another chat takes the file over once the first one is stopped.
-    rpc.call("chat.stop", json!({"sessionId": chat}));
+    // Another chat takes the file over once the first one has given it up.
+    let _ = ade.checked_transcript(&chat);
+    rpc.call("chat.delete", json!({"sessionId": chat}));
     let named = json!({"sessionFile": file.display().to_string()});
     let other = ade.chat(&mut rpc, "scripted", &lane, named);
     let events = ade.turn(&other, "!recall");
@@ -133,8 +135,78 @@ fn a_chat_goes_on_in_a_new_worker_with_its_file_and_context() {
     assert_eq!(said(&file).len(), 4);
     let report = session_file::check(&file).unwrap();
     assert!(report.forks.is_empty(), "{report:?}");
-    let _ = ade.checked_transcript(&chat);
     let _ = ade.checked_transcript(&other);
+}
+
+#[test]
+fn a_file_of_another_chat_is_refused_with_whose_it_is() {
+    let ade = started();
+    let mut rpc = ade.rpc();
+    let lane = ade.lane("lane");
+    let chat = ade.chat(&mut rpc, "scripted", &lane, json!({}));
+    ade.turn(&chat, "mine");
+    let file = ade.session_file(&chat);
+    let owner_file = owner_file(&file);
+    let owner = fs::read(&owner_file).unwrap();
+    let link = file.with_file_name("link.jsonl");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    let create = |path: &Path, more: Value| {
+        let mut arguments = json!({"provider": "scripted", "lane": lane, "sessionFile": path});
+        let all = arguments.as_object_mut().unwrap();
+        all.extend(more.as_object().unwrap().clone());
+        ade.rpc().try_call("chat.create", arguments)
+    };
+    // With a worker and without one, however it is spelled.
+    for step in 0..2 {
+        for path in [&file, &link] {
+            for more in [json!({}), json!({"takeOver": true})] {
+                let error = create(path, more).unwrap_err();
+                assert_eq!(error.kind, "owned", "{step}: {error:?}");
+                let said = format!("{error:?}");
+                for word in [chat.as_str(), "ade attach", "ade chat delete"] {
+                    assert!(said.contains(word), "{step}: no {word:?} in {said}");
+                }
+            }
+        }
+        assert_eq!(fs::read(&owner_file).unwrap(), owner);
+        rpc.call("chat.stop", json!({"sessionId": chat}));
+    }
+    let path = file.display().to_string();
+    let run = [
+        "run",
+        "--provider",
+        "scripted",
+        "--session-file",
+        &path,
+        "x",
+    ];
+    let (_, stderr) = ade.expect_code(7, &run);
+    assert!(stderr.contains(&chat), "{stderr}");
+
+    // Given up, it may go to another one; of a stranger it must be taken.
+    rpc.call("chat.delete", json!({"sessionId": chat}));
+    for owner in ["sdk", "cli"] {
+        let text = format!("{{\"owner\":\"{owner}\",\"ownerSessionId\":\"a stranger\"}}\n");
+        fs::write(&owner_file, text).unwrap();
+        let error = create(&file, json!({})).unwrap_err();
+        assert_eq!(error.kind, "owned", "{error:?}");
+        let said = format!("{error:?}");
+        for word in ["a stranger", "--take-over", "takeOver"] {
+            assert!(said.contains(word), "no {word:?} in {said}");
+        }
+        let taken = create(&file, json!({"takeOver": true})).unwrap();
+        let taken = taken["sessionId"].as_str().unwrap().to_owned();
+        assert_eq!(ended(&ade.turn(&taken, "mine now")), "completed");
+        let now = fs::read_to_string(&owner_file).unwrap();
+        assert!(now.contains(&taken), "{now}");
+        rpc.call("chat.delete", json!({"sessionId": taken}));
+        // Nobody's any more: the deleted chat does not keep it.
+        let next = create(&file, json!({})).unwrap();
+        // It is another one's from now on, though that one has yet to speak.
+        let error = create(&file, json!({"takeOver": true})).unwrap_err();
+        assert_eq!(error.kind, "owned", "{error:?}");
+        rpc.call("chat.delete", json!({"sessionId": next["sessionId"]}));
+    }
 }
 
 #[test]
@@ -176,15 +248,37 @@ fn a_file_that_another_writer_holds_is_refused_with_who_and_since_when() {
     let ade = started();
     let mut rpc = ade.rpc();
     let lane = ade.lane("lane");
-    let holder = ade.chat(&mut rpc, "scripted", &lane, json!({}));
-    ade.turn(&holder, "mine");
-    let file = ade.session_file(&holder);
-    let worker = ade.session(&holder)["workerPid"].to_string();
+    let other = ade.chat(&mut rpc, "scripted", &lane, json!({}));
+    ade.turn(&other, "mine");
+    let file = ade.session_file(&other);
+    rpc.call("chat.stop", json!({"sessionId": other}));
+    // A chat of another broker, as far as anybody can tell.
+    let path = file.display().to_string();
+    let hold = [
+        "lease",
+        "hold",
+        &path,
+        "--owner",
+        "sdk",
+        "--id",
+        "ses_other",
+    ];
+    let mut holder = ade
+        .command(&hold)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut held = String::new();
+    let stdout = holder.stdout.take().unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut held).unwrap();
+    assert!(held.contains("held"), "{held}");
+    let worker = holder.id().to_string();
     let record: Value = serde_json::from_slice(&fs::read(lease_file(&file)).unwrap()).unwrap();
     let since = record["acquiredAt"].as_str().unwrap();
+    let (status, _) = ade.expect_code(0, &["lease", "status", &path]);
+    assert!(status.contains("ADE_HOME of that chat"), "{status}");
 
-    let named = json!({"sessionFile": file.display().to_string()});
-    let other = ade.chat(&mut rpc, "scripted", &lane, named);
     let events = ade.turn(&other, "mine too");
     assert_eq!(ended(&events), "failed");
     let errors = of_type(&events, "error");
@@ -195,27 +289,20 @@ fn a_file_that_another_writer_holds_is_refused_with_who_and_since_when() {
     let message = errors[0]["message"].as_str().unwrap();
     assert!(message.contains(&worker), "{message}");
     assert!(message.contains(&since[11..16]), "{message} {since}");
-    assert!(message.contains("stop"), "names the remedy: {message}");
+    assert!(
+        message.contains("ade chat stop ses_other"),
+        "names the remedy: {message}"
+    );
     assert_eq!(said(&file), ["mine"], "nothing was written beside it");
 
-    let path = file.display().to_string();
-    let lane = lane.display().to_string();
-    let run = [
-        "run",
-        "--provider",
-        "scripted",
-        "--lane",
-        &lane,
-        "--session-file",
-        &path,
-        "x",
-    ];
-    let (_, stderr) = ade.expect_code(4, &run);
+    let send = ["chat", "send", &other, "--wait", "x"];
+    let (_, stderr) = ade.expect_code(4, &send);
     assert!(stderr.contains(&worker), "{stderr}");
 
-    // The holder is not disturbed, and afterwards the file is free for others.
-    assert_eq!(ended(&ade.turn(&holder, "still mine")), "completed");
-    rpc.call("chat.stop", json!({"sessionId": holder}));
+    // The holder is not disturbed, and afterwards the file is free again.
+    assert!(holder.try_wait().unwrap().is_none());
+    drop(holder.stdin.take());
+    assert!(holder.wait().unwrap().success());
     assert_eq!(ended(&ade.turn(&other, "now mine")), "completed");
 }
 

@@ -242,7 +242,7 @@ fn cards_are_listed_and_answered_from_any_terminal() {
     let (_, stderr) = ade.expect_code(2, &["answer", &id, "maybe"]);
     assert!(stderr.contains("allow_session"), "{stderr}");
     ade.expect_code(0, &["answer", &id, "allow"]);
-    ade.expect_code(2, &["answer", &id, "allow"]);
+    ade.expect_code(1, &["answer", &id, "allow"]);
     // A secret comes over standard input only.
     let id = card("secret");
     ade.expect_code(2, &["answer", &id, "hunter2"]);
@@ -352,4 +352,143 @@ fn the_demo_goes_right_and_leaves_nothing() {
         home.is_empty(),
         "the user's own home is not touched: {home:?}"
     );
+}
+
+#[test]
+fn a_second_answer_says_who_was_faster() {
+    let ade = Ade::new();
+    let chat = create(&ade);
+    let script = "!card Run it? | touch x | bash\n!ask Which? | a,b\n!secret Word?\n!hang";
+    ade.expect_code(0, &["chat", "send", &chat, script]);
+    let open = |kind: &str| {
+        wait_until(&format!("a {kind} is asked"), || {
+            let cards = ade.json(&["cards"]);
+            let card = cards["cards"].as_array().unwrap().first()?.clone();
+            (card["payload"]["kind"] == kind).then_some(card)
+        })
+    };
+    let again = |card: &str, more: &[&str], words: &[&str]| {
+        for value in ["allow", "a", "-"] {
+            let mut args = vec!["answer", card, value];
+            args.extend(more);
+            let (_, stderr) = ade.expect_code(1, &args);
+            for word in words {
+                assert!(stderr.contains(word), "no {word:?} in {stderr}");
+            }
+        }
+    };
+    let card = open("confirm")["cardId"].as_str().unwrap().to_owned();
+    ade.expect_code(0, &["answer", &card, "deny"]);
+    again(&card, &[], &["already answered by ade "]);
+    again(&card, &["--session", &chat], &["already answered by ade "]);
+    let select = open("select");
+    // The offered values stand apart from the question.
+    let (stdout, _) = ade.expect_code(0, &["cards"]);
+    assert!(stdout.contains("Which? [a, b]"), "{stdout}");
+    let card = select["cardId"].as_str().unwrap().to_owned();
+    ade.expect_code(0, &["answer", &card, "b"]);
+    again(&card, &[], &["already answered by ade ", "\"b\""]);
+    let card = open("secret")["cardId"].as_str().unwrap().to_owned();
+    ade.expect_code(0, &["chat", "abort", &chat]);
+    wait_until("the card is withdrawn", || {
+        ade.json(&["cards"])["cards"]
+            .as_array()
+            .unwrap()
+            .is_empty()
+            .then_some(())
+    });
+    again(&card, &[], &["the card is gone", "aborted"]);
+    let (_, stderr) = ade.expect_code(2, &["answer", "nosuch", "allow"]);
+    assert!(
+        stderr.contains("no open question is named `nosuch`"),
+        "{stderr}"
+    );
+
+    let (shown, _) = ade.expect_code(0, &["chat", "show", &chat]);
+    assert!(shown.contains("declined by ade "), "{shown}");
+    assert!(shown.contains(": b"), "{shown}");
+}
+
+#[test]
+fn a_refused_key_comes_with_what_to_do() {
+    let ade = Ade::new();
+    for script in ["!error 401 invalid api key", "!error 403 forbidden"] {
+        let (_, stderr) = ade.expect_code(6, &run(&[], script));
+        for word in ["hint: ", "sign in", "/login", "ade stop"] {
+            assert!(stderr.contains(word), "no {word:?} in {stderr}");
+        }
+    }
+    let (_, stderr) = ade.expect_code(1, &run(&[], "!error it broke"));
+    assert!(!stderr.contains("/login"), "{stderr}");
+}
+
+/// Stands between a command and its broker on a socket of its own. The broker
+/// dies, and this socket goes, when the answer to `chat.send` has been passed on.
+fn let_it_die_after_send(ade: &mut Ade, socket: &std::path::Path) -> std::thread::JoinHandle<()> {
+    use std::os::unix::net::{UnixListener, UnixStream};
+    let listener = UnixListener::bind(socket).unwrap();
+    let real = ade.socket();
+    let broker = ade.broker_pid();
+    let socket = socket.to_owned();
+    std::thread::spawn(move || {
+        // The first connection is the one that asks.
+        let (client, _) = listener.accept().unwrap();
+        let server = UnixStream::connect(real).unwrap();
+        let mut to_client = client.try_clone().unwrap();
+        let mut to_server = server.try_clone().unwrap();
+        let asked = std::sync::Arc::new(std::sync::Mutex::new(String::new()));
+        let heard = std::sync::Arc::clone(&asked);
+        let up = std::thread::spawn(move || {
+            for line in BufReader::new(client).lines() {
+                let Ok(line) = line else { return };
+                heard.lock().unwrap().clone_from(&line);
+                if std::io::Write::write_all(&mut to_server, format!("{line}\n").as_bytes())
+                    .is_err()
+                {
+                    return;
+                }
+            }
+        });
+        for line in BufReader::new(server).lines() {
+            let Ok(line) = line else { break };
+            let sent = asked.lock().unwrap().contains("chat.send");
+            if sent {
+                signal(broker, Signal::SIGKILL);
+                std::fs::remove_file(&socket).unwrap();
+                drop(listener);
+                std::io::Write::write_all(&mut to_client, format!("{line}\n").as_bytes()).unwrap();
+                break;
+            }
+            std::io::Write::write_all(&mut to_client, format!("{line}\n").as_bytes()).unwrap();
+        }
+        to_client.shutdown(std::net::Shutdown::Both).unwrap();
+        up.join().unwrap();
+    })
+}
+
+#[test]
+fn run_goes_on_when_the_broker_dies_between_its_message_and_the_first_event() {
+    let mut ade = Ade::new();
+    ade.serve();
+    let socket = ade.root().join("between.sock");
+    let between = let_it_die_after_send(&mut ade, &socket);
+    let output = ade
+        .command(&run(&[], "!words 40 20"))
+        .env("ADE_RPC_SOCKET_PATH", &socket)
+        .output()
+        .unwrap();
+    between.join().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(said.split_whitespace().count(), 40, "{said}");
+    assert!(stderr.contains("connected again"), "{stderr}");
+    ade.kill_broker();
+    // Of the broker that the command started.
+    let stopped = ade
+        .command(&["stop"])
+        .env("ADE_RPC_SOCKET_PATH", &socket)
+        .output()
+        .unwrap();
+    assert!(stopped.status.success(), "{stopped:?}");
 }

@@ -471,3 +471,130 @@ fn h15_a_file_system_without_sockets_is_named_with_what_to_do() {
     ade.serve();
     assert_eq!(ade.stop_broker(), Some(0));
 }
+
+#[test]
+fn what_a_chat_is_asked_with_is_looked_at_before_one_is_made() {
+    let ade = Ade::new();
+    let at = |name: &str| ade.root().join(name).display().to_string();
+    let (missing, folder, typo) = (at("none.jsonl"), at("lanes"), at("agent/typo"));
+    fs::write(ade.root().join("file"), "").unwrap();
+    let file = at("file");
+    for (flag, value, words) in [
+        ("--model", "nosuch", ["`nosuch`", "provider/id"]),
+        ("--model", "a/", ["`a/`", "provider/id"]),
+        ("--session-file", &missing, [&missing, "ade store list"]),
+        ("--session-file", &folder, [&folder, "not a file"]),
+        ("--agent-dir", &typo, [&typo, "is not there"]),
+        ("--agent-dir", &file, [&file, "is not a folder"]),
+    ] {
+        for command in [&["run"][..], &["chat", "create"]] {
+            let mut args = command.to_vec();
+            args.extend(["--provider", "scripted", flag, value]);
+            if command == ["run"] {
+                args.push("hello");
+            }
+            refused(&ade, 2, &args, &words);
+        }
+    }
+    assert!(!Path::new(&typo).exists(), "a misspelt folder is not made");
+    assert_eq!(ade.json(&["ps"])["sessions"], json!([]), "no chat was made");
+
+    let (made, _) = ade.expect_code(0, &["chat", "create", "--provider", "scripted"]);
+    refused(
+        &ade,
+        2,
+        &["chat", "model", made.trim(), "nosuch"],
+        &["`nosuch`", "provider/id"],
+    );
+}
+
+#[test]
+fn the_file_of_a_lease_means_the_session_beside_it() {
+    let ade = Ade::new();
+    ade.expect_code(0, &["run", "--provider", "scripted", "hello"]);
+    let list = ade.json(&["ps"]);
+    let file = list["sessions"][0]["sessionFile"].as_str().unwrap();
+    let chat = list["sessions"][0]["sessionId"].as_str().unwrap();
+    for ending in ["", ".ade-lease", ".ade-owner"] {
+        let given = format!("{file}{ending}");
+        let told = ade.json(&["lease", "status", &given]);
+        assert_eq!(told["state"], "held", "{told}");
+        assert_eq!(told["file"], file, "{told}");
+        assert_eq!(told["exists"], true, "{told}");
+        assert_eq!(told["remedy"], format!("ade chat stop {chat}"), "{told}");
+        let owner = ade.json(&["owner", "show", &given]);
+        assert_eq!(owner["ownerSessionId"], chat, "{owner}");
+        let hold = ["lease", "hold", &given, "--", "true"];
+        let (_, stderr) = ade.expect_code(4, &hold);
+        assert!(stderr.contains(chat), "{stderr}");
+    }
+    let folder = ade.root().display().to_string();
+    let nowhere = ade.root().join("no/where.jsonl").display().to_string();
+    for (path, words) in [(&folder, "is a folder"), (&nowhere, "is not there")] {
+        for command in [
+            &["lease", "status"][..],
+            &["lease", "break"],
+            &["lease", "hold"],
+            &["owner", "show"],
+        ] {
+            let mut args = command.to_vec();
+            args.push(path);
+            refused(&ade, 2, &args, &[words]);
+        }
+    }
+    // In a folder that is there, a session may yet begin.
+    let new = ade.root().join("new.jsonl").display().to_string();
+    let (stdout, _) = ade.expect_code(0, &["lease", "status", &new]);
+    assert!(
+        stdout.contains("free") && stdout.contains("no such file yet"),
+        "{stdout}"
+    );
+}
+
+#[test]
+fn an_empty_home_is_none_and_a_relative_flag_is_where_it_was_given() {
+    let ade = Ade::new();
+    let run = |change: &dyn Fn(&mut std::process::Command), args: &[&str]| {
+        let mut command = ade.command(args);
+        change(&mut command);
+        let output = command.output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), stderr)
+    };
+    let empty = run(
+        &|command| {
+            command.env("ADE_HOME", "");
+        },
+        &["status"],
+    );
+    assert_eq!(empty.0, Some(5), "{empty:?}");
+    let home = format!("{}/.ade", ade.user_home().display());
+    assert!(empty.1.contains(&home), "{empty:?}");
+
+    // Commands start in `lanes`.
+    let flag = ["--home", "../home", "status"];
+    let relative = run(
+        &|command| {
+            command.env("ADE_HOME", "x");
+        },
+        &flag,
+    );
+    assert_eq!(relative.0, Some(5), "{relative:?}");
+    assert!(
+        relative.1.contains(&ade.socket().display().to_string()),
+        "{relative:?}"
+    );
+    let variable = run(
+        &|command| {
+            command.env("ADE_HOME", "x");
+        },
+        &["status"],
+    );
+    assert_eq!(variable.0, Some(2), "{variable:?}");
+
+    let (_, stderr) = ade.expect_code(2, &["answer"]);
+    assert!(
+        stderr.contains("Usage: ade answer <CARD> <VALUE>"),
+        "{stderr}"
+    );
+}

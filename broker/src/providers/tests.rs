@@ -99,6 +99,7 @@ fn row(provider: &str) -> SessionRow {
         thinking: None,
         permission: PermissionMode::Default,
         session_file: None,
+        take_over: false,
         agent_dir: None,
         title: None,
         first_event_ms: None,

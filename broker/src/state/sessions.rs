@@ -117,6 +117,16 @@ impl State {
         })
     }
 
+    /// Whether this was a chat of ours that was deleted.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn was_deleted(&self, session: &SessionId) -> Result<bool, StateError> {
+        let sql = "SELECT 1 FROM sessions WHERE session_id = ?1 AND deleted = 1";
+        let found = self.query("look for a session", sql, [session.as_str()], |_| Ok(()))?;
+        Ok(!found.is_empty())
+    }
+
     /// Changes one session; it must exist.
     fn update_session(
         &self,

@@ -20,6 +20,7 @@ fn session(id: &str) -> SessionRow {
         thinking: None,
         permission: PermissionMode::FullAuto,
         session_file: None,
+        take_over: false,
         agent_dir: None,
         title: Some("title".into()),
         first_event_ms: Some(1234),

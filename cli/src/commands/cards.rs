@@ -2,13 +2,13 @@
 
 use ade_protocol::action::{CardAnswer, CardAnswered, CardList, Nothing, name};
 use ade_protocol::card::{Answer, Card, CardKind};
-use ade_protocol::exit;
+use ade_protocol::{RequestId, SessionId, exit};
 use jiff::Timestamp;
 use serde_json::json;
 
 use super::lists::{NONE, age, print_table};
 use crate::args;
-use crate::client::QUICK;
+use crate::client::{Client, QUICK};
 use crate::context::Context;
 use crate::error::CommandError;
 use crate::input::Input;
@@ -54,9 +54,11 @@ fn question(card: &Card) -> String {
     let offered = if offered.is_empty() {
         String::new()
     } else {
-        format!(" [{}]", offered.join(", "))
+        format!("[{}]", offered.join(", "))
     };
-    format!("{}{}", clipped(&text, 80), clipped(&offered, 60))
+    format!("{} {}", clipped(&text, 80), clipped(&offered, 60))
+        .trim_end()
+        .to_owned()
 }
 
 fn kind(kind: CardKind) -> &'static str {
@@ -81,7 +83,11 @@ pub(super) async fn answer(context: &Context, given: args::Answer) -> Result<(),
         card.card_id.as_str() == given.card
             && session.as_ref().is_none_or(|s| *s == card.session_id)
     });
-    let card = one(meant.collect(), &given.card)?;
+    let meant: Vec<Card> = meant.collect();
+    if meant.is_empty() {
+        return Err(not_open(&mut client, given, session).await);
+    }
+    let card = one(meant, &given.card)?;
     let answer = read_answer(&card, given.value).await?;
     let arguments = CardAnswer {
         card_id: card.card_id.clone(),
@@ -98,14 +104,42 @@ pub(super) async fn answer(context: &Context, given: args::Answer) -> Result<(),
     Ok(())
 }
 
+/// What became of a card that is not open. The broker is asked with the answer
+/// itself: it still knows who was faster, and of a card that it never had it
+/// says so. A secret is not read for it.
+async fn not_open(
+    client: &mut Client,
+    given: args::Answer,
+    session_id: Option<SessionId>,
+) -> CommandError {
+    let answer = Answer {
+        ok: given.value.is_some(),
+        value: given.value.filter(|value| value != "-"),
+    };
+    let arguments = CardAnswer {
+        card_id: RequestId::from(given.card.as_str()),
+        session_id,
+        answer,
+    };
+    let answered = client
+        .call::<_, CardAnswered>(name::CARDS_ANSWER, &arguments, QUICK)
+        .await;
+    let unknown = || {
+        let message = format!("no open question is named `{}`", given.card);
+        CommandError::new("not_found", exit::USAGE, message)
+            .hint("`ade cards` lists the open ones; one that was answered or withdrawn is gone")
+    };
+    match answered {
+        Err(error) if error.kind() == "not_found" => unknown(),
+        Err(error) => error,
+        // Nothing can be answered that was not listed a moment ago, and no id
+        // comes twice.
+        Ok(_) => unknown(),
+    }
+}
+
 fn one(mut meant: Vec<Card>, given: &str) -> Result<Card, CommandError> {
     match meant.len() {
-        0 => Err(CommandError::new(
-            "not_found",
-            exit::USAGE,
-            format!("no open question is named `{given}`"),
-        )
-        .hint("`ade cards` lists the open ones; one that was answered or withdrawn is gone")),
         1 => Ok(meant.remove(0)),
         several => {
             let message = format!("{several} chats have a question named `{given}`");

@@ -170,7 +170,14 @@ pub(super) fn create_arguments(chat: &NewChat) -> Result<ChatCreate, CommandErro
         thinking: chat.thinking.clone(),
         permission: chat.permission.into(),
         session_file: optional(&chat.session_file)?,
-        agent_dir: optional(&chat.agent_dir)?,
+        take_over: chat.take_over,
+        agent_dir: chat
+            .agent_dir
+            .as_deref()
+            .map(agent_dir)
+            .transpose()?
+            .map(text)
+            .transpose()?,
         title: chat.title.clone(),
         first_event_ms: chat.first_event_ms,
     })
@@ -191,6 +198,23 @@ fn lane(given: Option<&Path>) -> Result<PathBuf, CommandError> {
         );
     }
     Ok(real)
+}
+
+/// The agent's own folder. An agent makes one that is missing, and then knows no
+/// model and no key: that is what a misspelt path would end in. So a person has
+/// to make it; programs that call `chat.create` may leave it to the agent.
+fn agent_dir(path: &Path) -> Result<PathBuf, CommandError> {
+    if path.is_dir() {
+        return absolute(path);
+    }
+    let what = if path.exists() {
+        "is not a folder"
+    } else {
+        "is not there"
+    };
+    let message = format!("the agent's folder {} {what}", path.display());
+    Err(CommandError::usage(message)
+        .hint("make it first, or leave --agent-dir out for the agent's own"))
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, CommandError> {

@@ -26,9 +26,9 @@ impl Live<'_> {
             .is_some_and(|card| same(card, &told.card));
         if first && self.asked {
             self.leave_question();
-            self.context
-                .out
-                .note(Style::Dim, &crate::view::resolved(&resolution));
+            let secret = told.card.payload.kind == CardKind::Secret;
+            let text = crate::view::resolved(&resolution, secret);
+            self.context.out.note(Style::Dim, &text);
             self.remember(&told.card);
         }
         self.cards.retain(|card| !same(card, &told.card));

@@ -123,12 +123,25 @@ impl<'a> Live<'a> {
     /// The broker refuses the subscription or is gone.
     pub(crate) async fn start(
         context: &'a Context,
-        calls: Client,
+        mut calls: Client,
         options: Options,
     ) -> Result<Self, CommandError> {
-        let events = subscribe(context, &options.session, options.after).await?;
-        let interrupts = signal(SignalKind::interrupt())
+        let mut interrupts = signal(SignalKind::interrupt())
             .map_err(|e| CommandError::failed("Ctrl-C cannot be caught").because(e))?;
+        let events = match subscribe(context, &options.session, options.after).await {
+            // The message was taken a moment ago: its turn goes on without the
+            // broker, as it would a moment later.
+            Err(error) if options.turn.is_some() && is_gone(&error) => {
+                let session = &options.session;
+                let again = regain(context, session, options.after, true, &mut interrupts).await;
+                let Some((client, events)) = again? else {
+                    return Err(lost(session, error));
+                };
+                calls = client;
+                events
+            }
+            subscribed => subscribed?,
+        };
         let mut ticks = interval(Spinner::TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let view = View::new(options.show_user);
@@ -304,49 +317,79 @@ impl<'a> Live<'a> {
     /// soon. In the middle of a turn one is started when none comes: that
     /// broker crashed, because one that stops ends its turns first. Without a
     /// turn none is started, so that `ade stop` stays true.
-    async fn rejoin(&mut self, lost: std::io::Error) -> Result<(), CommandError> {
-        let out = &self.context.out;
-        out.note(
-            Style::Warn,
-            "the connection to the broker was lost; waiting for it",
-        );
-        let deadline = Instant::now() + REJOIN;
-        loop {
-            tokio::select! {
-                () = sleep(REJOIN_PAUSE) => {}
-                _ = self.interrupts.recv() => return Err(CommandError::silent(exit::INTERRUPTED)),
-            }
-            let crashed = self.spinner.busy() && Instant::now() >= deadline - REJOIN + CRASHED;
-            let calls = if crashed {
-                self.context.broker().await
-            } else {
-                self.context.running_broker().await
-            };
-            let Ok(calls) = calls else {
-                if Instant::now() >= deadline {
-                    return Err(self.lost(lost));
+    async fn rejoin(&mut self, why: std::io::Error) -> Result<(), CommandError> {
+        let busy = self.spinner.busy();
+        let session = &self.options.session;
+        let again = regain(self.context, session, self.last, busy, &mut self.interrupts).await?;
+        let Some((calls, events)) = again else {
+            return Err(lost(session, why));
+        };
+        self.calls = calls;
+        self.events = events;
+        let open = std::mem::take(&mut self.events.open_cards);
+        for card in open {
+            self.card_opened(card).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits for a broker after the connection to one was lost; `None` when none
+/// came in time. `busy`: a turn runs, so one that stays away is started.
+async fn regain(
+    context: &Context,
+    session: &SessionId,
+    after: Seq,
+    busy: bool,
+    interrupts: &mut Signal,
+) -> Result<Option<(Client, Events)>, CommandError> {
+    let out = &context.out;
+    out.note(
+        Style::Warn,
+        "the connection to the broker was lost; waiting for it",
+    );
+    let begun = Instant::now();
+    loop {
+        tokio::select! {
+            () = sleep(REJOIN_PAUSE) => {}
+            _ = interrupts.recv() => return Err(CommandError::silent(exit::INTERRUPTED)),
+        }
+        let crashed = busy && begun.elapsed() >= CRASHED;
+        let calls = if crashed {
+            context.broker().await
+        } else {
+            context.running_broker().await
+        };
+        match calls {
+            Ok(calls) => match subscribe(context, session, after).await {
+                Ok(events) => {
+                    out.note(Style::Dim, "connected again");
+                    return Ok(Some((calls, events)));
                 }
-                continue;
-            };
-            self.calls = calls;
-            self.events = subscribe(self.context, &self.options.session, self.last).await?;
-            out.note(Style::Dim, "connected again");
-            let open = std::mem::take(&mut self.events.open_cards);
-            for card in open {
-                self.card_opened(card).await?;
-            }
-            return Ok(());
+                // That one is gone too.
+                Err(error) if is_gone(&error) && begun.elapsed() < REJOIN => {}
+                Err(error) => return Err(error),
+            },
+            Err(_) if begun.elapsed() < REJOIN => {}
+            Err(_) => return Ok(None),
         }
     }
+}
 
-    fn lost(&self, source: std::io::Error) -> CommandError {
-        let session = &self.options.session;
-        CommandError::new("broker_gone", exit::NO_BROKER, "the broker went away")
-            .because(source)
-            .hint(format!(
-                "`ade attach {session}` starts one that takes a running turn over"
-            ))
-    }
+/// Whether the broker was there and is not any more.
+fn is_gone(error: &CommandError) -> bool {
+    matches!(error.kind(), "no_broker" | "broker_gone")
+}
+
+fn lost(
+    session: &SessionId,
+    why: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> CommandError {
+    CommandError::new("broker_gone", exit::NO_BROKER, "the broker went away")
+        .because(why)
+        .hint(format!(
+            "`ade attach {session}` starts one that takes a running turn over"
+        ))
 }
 
 enum Heard {

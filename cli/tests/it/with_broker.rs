@@ -127,7 +127,8 @@ fn cards_are_listed_and_answered_by_anybody_once() {
         Some(0)
     );
     let again = place.run(&["answer", &first, "allow"]);
-    assert_eq!(again.code, Some(2), "{again:?}");
+    assert_eq!(again.code, Some(1), "{again:?}");
+    assert!(again.err.contains("already answered"), "{}", again.err);
 
     let second = open_card(&place);
     assert_eq!(place.run(&["answer", &second, "green"]).code, Some(0));

@@ -163,29 +163,21 @@ fn a_session_that_another_worker_writes_is_refused() {
         &name,
         "yours",
     ];
-    let (stdout, stderr) = pi.ade.expect_code(4, &run);
+    let (stdout, stderr) = pi.ade.expect_code(7, &run);
     assert_eq!(stdout, "");
-    let worker = format!("pid {}", pi.ade.session(&chat)["workerPid"]);
-    for word in [worker.as_str(), "since", "stop", chat.as_str()] {
+    for word in ["belongs to the chat", "ade attach", chat.as_str()] {
         assert!(stderr.contains(word), "no {word:?} in {stderr}");
     }
     let mut with_json = vec!["--json"];
     with_json.extend(run);
-    let (stdout, _) = pi.ade.expect_code(4, &with_json);
-    let lines: Vec<Value> = stdout
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    let error = error_of(&lines);
-    assert_eq!(error["category"], "lease");
-    assert!(
-        error["detail"].as_str().unwrap().starts_with("kind: held"),
-        "{error}"
-    );
+    let (stdout, _) = pi.ade.expect_code(7, &with_json);
+    let document: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(document["error"]["kind"], "owned", "{document}");
     assert_eq!(fs::read(&file).unwrap(), before, "nobody else wrote to it");
     assert_eq!(text_of(&pi.completed(&chat, "again")), "mine\nagain");
 
-    pi.stop(&chat);
+    let delete = json!({"sessionId": chat});
+    pi.ade.rpc().call("chat.delete", delete);
     // The session goes on with the model that it had.
     let (stdout, _) = pi.ade.expect_code(0, &run);
     assert_eq!(stdout, "mine\nagain\nyours\n");
@@ -205,8 +197,8 @@ fn a_session_file_of_nobody_or_of_another_lane_is_refused() {
     let pi = PiAde::serve();
     let chat = pi.chat("lane", "fake/fake-echo", "full-auto");
     pi.completed(&chat, "mine");
-    pi.stop(&chat);
     let file = pi.ade.session_file(&chat);
+    pi.ade.rpc().call("chat.delete", json!({"sessionId": chat}));
     let before = fs::read(&file).unwrap();
     let other = pi.ade.lane("other").display().to_string();
     let name = file.display().to_string();
@@ -215,7 +207,7 @@ fn a_session_file_of_nobody_or_of_another_lane_is_refused() {
     fs::copy(&file, &outside).unwrap();
     let outside = outside.display().to_string();
     let lane = pi.ade.lane("lane").display().to_string();
-    for (lane, file) in [(&other, &name), (&lane, &none), (&lane, &outside)] {
+    for (code, lane, file) in [(1, &other, &name), (2, &lane, &none), (1, &lane, &outside)] {
         let run = [
             "run",
             "--provider",
@@ -226,7 +218,7 @@ fn a_session_file_of_nobody_or_of_another_lane_is_refused() {
             file,
             "hi",
         ];
-        let (stdout, stderr) = pi.ade.expect_code(1, &run);
+        let (stdout, stderr) = pi.ade.expect_code(code, &run);
         assert_eq!(stdout, "");
         assert!(stderr.contains(file.as_str()), "{stderr}");
         let owner_of = owner::read(Path::new(file)).unwrap();

@@ -448,6 +448,7 @@ async fn create(calls: &mut Client, lane: &Path, part: Part) -> Result<SessionIn
         thinking: None,
         permission: PermissionMode::Default,
         session_file: None,
+        take_over: false,
         agent_dir: None,
         title: Some(part.about.into()),
         first_event_ms: (part.role == Role::Hangs).then_some(FIRST_EVENT_MS),
