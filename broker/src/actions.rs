@@ -55,6 +55,7 @@ pub fn exit_code(kind: &str) -> u8 {
         "provider_not_usable"
         | "no_model"
         | "no_auth"
+        | "stale_token"
         | "model_not_found"
         | "host_not_started"
         | "package_missing"

@@ -4,6 +4,10 @@
 //! transport (`NGHTTP2_ENHANCE_YOUR_CALM`) is a rate limit, and a busy agent is
 //! busy whatever else the text says. The fragments are those that the public
 //! app matches; they are compared without regard to case.
+//!
+//! Two failures are told apart beyond their class, because a turn may go on
+//! after them: a login token that has expired, which is looked for before
+//! everything else, and an agent that is not there any more.
 
 use ade_protocol::event::ErrorCategory;
 
@@ -47,11 +51,10 @@ const NETWORK: &[&str] = &[
     "connection error",
 ];
 
-const NOT_FOUND: &[&str] = &[
+const AGENT_GONE: &[&str] = &[
     "agent_not_found",
     "agent not found",
     "not found (operation=agent.resume",
-    "model not found",
 ];
 
 const AUTH: &[&str] = &[
@@ -63,9 +66,82 @@ const AUTH: &[&str] = &[
     "bad key",
 ];
 
+/// Kind of the failure that [`is_stale_token`] knows.
+pub const STALE_TOKEN: &str = "stale_token";
+
+/// Kind of the failure that [`is_agent_not_found`] knows.
+pub const AGENT_NOT_FOUND: &str = "agent_not_found";
+
+/// Both stand in the text. Each is looked for by itself, so that a line break
+/// between them, or an id behind them, does no harm.
+const STALE: &[&str] = &[
+    "authentication error",
+    "logged in, try logging out and back in",
+];
+
+/// Longest id of a request that is kept, in bytes.
+const MAX_REQUEST_ID: usize = 128;
+
+/// Whether `text` tells of a login token that has expired, which a new
+/// connection may renew, and not of a key that is wrong.
+#[must_use]
+pub fn is_stale_token(text: &str) -> bool {
+    let text = words(text);
+    STALE.iter().all(|fragment| text.contains(fragment))
+}
+
+/// Whether `text` tells of an agent that was to be resumed and is not there.
+#[must_use]
+pub fn is_agent_not_found(text: &str) -> bool {
+    let text = text.to_lowercase();
+    AGENT_GONE.iter().any(|fragment| text.contains(fragment))
+}
+
+/// What a failure is called that came with `kind` and `text`, and its class. It
+/// has a name of its own where a turn may go on after it.
+#[must_use]
+pub fn judge<'a>(kind: &'a str, text: &str) -> (&'a str, ErrorCategory) {
+    let category = classify(text);
+    if is_stale_token(text) {
+        (STALE_TOKEN, category)
+    } else if category == ErrorCategory::NotFound && is_agent_not_found(text) {
+        (AGENT_NOT_FOUND, category)
+    } else {
+        (kind, category)
+    }
+}
+
+/// In lower case, and with one space where any white space was.
+fn words(text: &str) -> String {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    words.join(" ").to_lowercase()
+}
+
+/// The provider's id of the request that failed, where its text names one.
+#[must_use]
+pub fn request_id(text: &str) -> Option<&str> {
+    // ASCII only: what is found stands at the same place in the text itself.
+    let lower = text.to_ascii_lowercase();
+    let names = ["request id", "request_id", "request-id", "requestid"];
+    let (at, name) = names
+        .iter()
+        .filter_map(|name| Some((lower.find(name)?, name)))
+        .min()?;
+    let behind = text.get(at + name.len()..)?;
+    let id = behind.trim_start_matches(|c: char| c.is_whitespace() || ":=\"'".contains(c));
+    let end = id
+        .find(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c))
+        .unwrap_or(id.len());
+    let id = id[..end].trim_end_matches('.');
+    (!id.is_empty() && id.len() <= MAX_REQUEST_ID).then_some(id)
+}
+
 /// The class of `text`.
 #[must_use]
 pub fn classify(text: &str) -> ErrorCategory {
+    if is_stale_token(text) {
+        return ErrorCategory::Auth;
+    }
     let text = text.to_lowercase();
     let any = |fragments: &[&str]| fragments.iter().any(|fragment| text.contains(fragment));
     if any(BUSY) {
@@ -74,7 +150,7 @@ pub fn classify(text: &str) -> ErrorCategory {
         ErrorCategory::RateLimit
     } else if any(NETWORK) {
         ErrorCategory::Network
-    } else if any(NOT_FOUND) {
+    } else if any(AGENT_GONE) || text.contains("model not found") {
         ErrorCategory::NotFound
     } else if any(AUTH) || has_status(&text, &["401", "403"]) {
         ErrorCategory::Auth
@@ -110,10 +186,60 @@ mod tests {
             ("403", Auth),
             ("Invalid API key", Auth),
             ("500: fake internal error", Unknown),
+            (
+                "Authentication error: not logged in, try logging out and back in (HTTP/2)",
+                Auth,
+            ),
             ("", Unknown),
         ];
         for (text, expected) in table {
             assert_eq!(classify(text), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn r09_an_expired_token_is_known_by_two_fragments_in_any_shape() {
+        for text in [
+            "Authentication error: If you are logged in, try logging out and back in.",
+            "[unauthenticated] AUTHENTICATION ERROR\nIf you are\nlogged in, try logging\n  out and \
+             back in. (request id: 7f-1)",
+        ] {
+            assert!(is_stale_token(text), "{text}");
+        }
+        for text in [
+            "authentication error",
+            "you are logged in, try logging out and back in",
+            "401: {\"message\":\"bad key\"}",
+            "Invalid API key",
+        ] {
+            assert!(!is_stale_token(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_id_of_a_request_is_found_where_it_is_named() {
+        let table = [
+            ("it broke (request id: 7f-1_a.b)", Some("7f-1_a.b")),
+            ("Request ID=abc.", Some("abc")),
+            ("{\"requestId\":\"r-9\"}", Some("r-9")),
+            ("é x-request-id: 1", Some("1")),
+            ("no request was made", None),
+            ("request id: ", None),
+            ("", None),
+        ];
+        for (text, id) in table {
+            assert_eq!(request_id(text), id, "{text}");
+        }
+        assert_eq!(request_id(&format!("request id {}", "x".repeat(500))), None);
+    }
+
+    #[test]
+    fn an_agent_that_is_gone_is_no_model_that_is_unknown() {
+        assert!(is_agent_not_found("Agent not found"));
+        assert!(is_agent_not_found(
+            "not found (operation=agent.resume, id=7)"
+        ));
+        assert!(is_agent_not_found("{\"code\":\"AGENT_NOT_FOUND\"}"));
+        assert!(!is_agent_not_found("model not found"));
     }
 }

@@ -29,7 +29,7 @@ use ade_protocol::exit;
 use self::file::FileReader;
 use crate::budget::Limits;
 use crate::home::Home;
-use crate::turn::Timing;
+use crate::turn::{Recovery, Rules, Timing};
 
 /// Kinds of agents that can have settings.
 pub const KNOWN_PROVIDERS: &[&str] = &[
@@ -191,6 +191,7 @@ fn settings() -> Vec<Setting> {
         number("pool.pause_second_ms".into(), long, 1_000),
         number("pool.pause_later_ms".into(), long, 5_000),
         number("turns.quiet_ms".into(), long, 60_000),
+        number("turns.cancel_ms".into(), long, 3_000),
         number("turns.abort_ms".into(), long, 11_000),
         number("turns.interrupt_ms".into(), long, 30_000),
         number("turns.queue_recovery_ms".into(), long, 8_000),
@@ -243,6 +244,12 @@ fn settings() -> Vec<Setting> {
             name: "providers.scripted.recovery".into(),
             form: Form::Choice(&["resume", "replay"]),
             default: Value::Word("resume".into()),
+            env: &[],
+        },
+        Setting {
+            name: "providers.scripted.stale_token".into(),
+            form: Form::Choice(&["fail", "reconnect"]),
+            default: Value::Word("fail".into()),
             env: &[],
         },
         path("providers.scripted.host", &[]),
@@ -375,13 +382,25 @@ impl Config {
         }
     }
 
-    /// The bounds of a turn's waits. `first_event`: the chat's own, where it has
-    /// one.
+    /// What the turns of a kind of agent go by. `first_event`: the chat's own
+    /// bound, where it has one.
     #[must_use]
-    pub fn turn_timing(&self, provider: &str, first_event: Option<Duration>) -> Timing {
+    pub fn turn_rules(&self, provider: &str, first_event: Option<Duration>) -> Rules {
+        let recovery = Recovery {
+            fresh_agent: self.recovery(provider) == RecoveryKind::Replay,
+            reconnects: self.reconnects(provider),
+        };
+        Rules {
+            timing: self.turn_timing(provider, first_event),
+            recovery,
+        }
+    }
+
+    fn turn_timing(&self, provider: &str, first_event: Option<Duration>) -> Timing {
         let of = |name| Duration::from_millis(self.number(name));
         Timing {
             quiet: of("turns.quiet_ms"),
+            cancel: of("turns.cancel_ms"),
             abort: of("turns.abort_ms"),
             interrupt: of("turns.interrupt_ms"),
             queue_recovery: of("turns.queue_recovery_ms"),
@@ -466,11 +485,7 @@ impl Config {
     /// How a turn of this kind of agent goes on after its worker was replaced.
     #[must_use]
     pub fn recovery(&self, provider: &str) -> RecoveryKind {
-        let configured = match self.values.get("providers.scripted.recovery") {
-            Some((Value::Word(word), _)) if provider == "scripted" => word == "replay",
-            _ => false,
-        };
-        if configured || provider == "cursor" {
+        if provider == "cursor" || self.scripted_can("recovery", provider, "replay") {
             RecoveryKind::Replay
         } else {
             RecoveryKind::Resume
@@ -482,6 +497,18 @@ impl Config {
     #[must_use]
     pub fn wants_cgroups(&self) -> bool {
         !matches!(self.values.get("worker.cgroup"), Some((Value::Word(word), _)) if word == "off")
+    }
+
+    /// Whether a new worker of this kind renews a login token that has expired.
+    fn reconnects(&self, provider: &str) -> bool {
+        provider == "cursor" || self.scripted_can("stale_token", provider, "reconnect")
+    }
+
+    /// Whether the scripted agent is told to behave as another kind does.
+    fn scripted_can(&self, key: &str, provider: &str, word: &str) -> bool {
+        let name = format!("providers.scripted.{key}");
+        let told = self.values.get(&name);
+        provider == "scripted" && matches!(told, Some((Value::Word(told), _)) if told == word)
     }
 
     /// How often starts may fail.

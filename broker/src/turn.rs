@@ -7,7 +7,9 @@
 //! - each turn that was begun is ended by exactly one [`Effect::Finish`], and
 //!   each message that never became one by exactly one [`Effect::Drop`];
 //! - a message is written to a worker at most twice, the second time only after
-//!   a recycle and only when nothing of the turn was seen;
+//!   a recycle and only when nothing of the turn was seen; an agent of which
+//!   something was seen is at most told once to go on ([`Again::Continue`]), and
+//!   that is the second time then;
 //! - no turn begins with a worker that is outdated: it is disposed of first;
 //! - after a user's abort, stop or interrupt was accepted nothing is sent for
 //!   that turn;
@@ -18,8 +20,26 @@
 //!   the user's to abort.
 //!
 //! The first-event watchdog is armed when a message is written and disarmed by
-//! the first event or card of the turn; it is never armed again in that turn,
-//! because a tool may be silent for hours. Silence after that is only told.
+//! the first event or card of the turn; it is never armed again for what was
+//! written, because a tool may be silent for hours. Silence after that is only
+//! told.
+//!
+//! # Recovery
+//!
+//! A worker that cannot be trusted is replaced, and the turn goes on once as
+//! [`Again`] says. That is put on disk before anything of it happens
+//! ([`Effect::Arm`]), so that another broker finishes what this one began.
+//!
+//! The run of a silent worker is ended before its worker is ([`Effect::Abort`]):
+//! what it does at the provider must not go on behind the message that is sent
+//! again. That is best effort, and [`State::Cancelling`] is its wait. It is a
+//! state and no part of the eviction's effect because the wait has a bound, the
+//! user may stop the turn in it, the broker may die in it, and the worker goes
+//! on talking in it: all of that is decided here, where every interleaving is
+//! tried. The machine has let go of that worker already, so that what the old
+//! generation says has no effect; only the answer to the abort, the worker's end
+//! and the deadline count. A run that has ended by itself, with its worker or
+//! with an error, needs none of it.
 //!
 //! Messages that wait run in order when the turn before them has ended, however
 //! it ended; a stop ends them all. Two kinds differ: a steer that found no worker to take it belongs
@@ -28,8 +48,10 @@
 //! *held*: it goes on behind the user's next message, because the turn in front
 //! of it was lost and nobody may be watching.
 
+mod again;
 mod machine;
 mod outdated;
+mod recovery;
 mod takeover;
 mod texts;
 mod waiting;
@@ -40,6 +62,7 @@ use ade_protocol::card::Withdrawal;
 use ade_protocol::event::{ErrorCategory, Event, TurnStatus};
 use ade_protocol::{Generation, TurnId};
 
+pub use again::SENT;
 pub use machine::Machine;
 
 /// Time since any fixed moment, on a clock that does not jump.
@@ -57,6 +80,9 @@ pub struct Timing {
     /// Silence of a turn that was heard already until it is told. Nothing else
     /// happens then.
     pub quiet: Duration,
+    /// How long a silent worker may take to end its run before it is replaced.
+    /// One that answers is replaced at once.
+    pub cancel: Duration,
     /// How long `abort` may take before the worker is replaced. The worker
     /// itself gives its host 10 s; one more is for the way back.
     pub abort: Duration,
@@ -76,12 +102,46 @@ impl Timing {
         Self {
             first_event,
             quiet: Duration::from_secs(60),
+            cancel: Duration::from_secs(3),
             abort: Duration::from_secs(11),
             interrupt: Duration::from_secs(30),
             stop: Duration::from_secs(10),
             queue_recovery: Duration::from_secs(8),
         }
     }
+}
+
+/// What a kind of agent can do for a turn whose worker was replaced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Recovery {
+    /// The turn goes on with a fresh agent, which is told the chat; otherwise
+    /// the new worker resumes what the old one had.
+    pub fresh_agent: bool,
+    /// A login token that has expired is renewed by a new worker with the same
+    /// agent; otherwise it is an error like any rejected key.
+    pub reconnects: bool,
+}
+
+/// What a session's turns go by. Does not change while it is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rules {
+    /// Bounds of the waits.
+    pub timing: Timing,
+    /// What the kind of agent can do.
+    pub recovery: Recovery,
+}
+
+/// How a turn goes on with another worker: once, and in one of these ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Again {
+    /// The message is sent again, and the user is told why.
+    Resend,
+    /// The message is sent again to the same agent: a login token had expired
+    /// before anything was seen. The user is told nothing.
+    Reconnect,
+    /// The same agent is told to go on: a login token expired after something
+    /// was seen. The instruction is no message of the user's and is kept nowhere.
+    Continue,
 }
 
 /// Why a turn, or a start, did not work.
@@ -214,6 +274,8 @@ pub enum Input {
     Unrecordable(Failure),
     /// An event frame.
     Event(Generation, Option<TurnId>),
+    /// The worker answered `abort`, whatever it said.
+    AbortAnswered(Generation),
     /// A card was opened.
     CardOpened(Generation, Option<TurnId>),
     /// The last open card was settled.
@@ -248,6 +310,8 @@ pub struct Legacy {
     /// Whether it goes to another worker when that one can't be had: it was
     /// never sent, or it was to be sent again anyway.
     pub resumable: bool,
+    /// How it was to go on, or went on, with another worker.
+    pub again: Option<Again>,
     /// What is left of the watchdog's time.
     pub left: Duration,
 }
@@ -262,18 +326,21 @@ pub enum Effect {
     Send {
         /// The turn.
         turn: TurnId,
-        /// The message.
+        /// The message, or the instruction to go on.
         prompt: String,
-        /// Whether this is the one automatic re-send.
-        recovery: bool,
+        /// Set for the one automatic re-send.
+        again: Option<Again>,
     },
-    /// Write `abort` to the worker.
+    /// Write `abort` to the worker; answer with `AbortAnswered` when it does.
     Abort(TurnId),
-    /// Put on disk that the next worker must not trust what this one left, then
-    /// evict it whatever it does and stop it by the ladder.
-    Recycle {
-        /// Whether the message is sent again.
-        resend: bool,
+    /// Put on disk, in one step, what the next start and the next send must do
+    /// once. What is on disk already stays.
+    Arm {
+        /// The next start has a fresh agent.
+        rotate: bool,
+        /// How the running turn goes on, if it does; the next send ends a run
+        /// that the provider believes active.
+        again: Option<Again>,
     },
     /// Evict the worker whatever it does and stop it by the ladder.
     Poison,
@@ -342,6 +409,8 @@ pub enum State {
     Streaming,
     /// The turn blocks on a card.
     AwaitingCard,
+    /// A silent worker is to end its run; then it is replaced.
+    Cancelling,
     /// The worker is being replaced.
     Recovering,
     /// The user ended the turn; its end is awaited.
@@ -362,7 +431,8 @@ impl State {
             Self::AwaitingFirstEvent => "awaiting_first_event",
             Self::Streaming => "streaming",
             Self::AwaitingCard => "awaiting_card",
-            Self::Recovering => "recovering",
+            // Both are one to the user.
+            Self::Cancelling | Self::Recovering => "recovering",
             Self::Interrupting => "interrupting",
             Self::Stopping => "stopping",
             Self::Attaching => "attaching",
@@ -372,5 +442,7 @@ impl State {
 
 #[cfg(test)]
 mod explore;
+#[cfg(test)]
+mod recovery_tests;
 #[cfg(test)]
 mod tests;

@@ -49,6 +49,7 @@ impl Outcome {
                 | "no_auth"
                 | "model_not_found"
                 | "auth"
+                | "stale_token"
                 | "host_not_started"
                 | "package_missing"
                 | "package_unreadable"

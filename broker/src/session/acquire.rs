@@ -256,7 +256,7 @@ impl Actor {
             })
         })
         .await;
-        if !known {
+        if !known && !self.machine.is_silent() {
             self.tell_what_is_missing(&ready);
         }
     }

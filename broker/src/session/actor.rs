@@ -85,11 +85,11 @@ impl Actor {
         let path = shared.home.transcript(&row.session_id);
         let transcript = Transcript::open(&path, row.session_id.clone())?;
         let first_event = row.first_event_ms.map(Duration::from_millis);
-        let timing = shared.config.turn_timing(&row.provider, first_event);
+        let rules = shared.config.turn_rules(&row.provider, first_event);
         let (last_status, last_error) = (row.last_status, row.last_error.clone());
         let now = clock::now();
         let mut actor = Self {
-            machine: Machine::new(timing),
+            machine: Machine::new(rules),
             cards: Cards::default(),
             budget: Budget::new(shared.config.start_limits()),
             last_death: None,
@@ -126,7 +126,7 @@ impl Actor {
             row,
         };
         if let Some(legacy) = legacy {
-            actor.take_over(legacy, timing);
+            actor.take_over(legacy, rules);
         }
         actor.publish_view();
         let view = actor.view.subscribe();
@@ -270,22 +270,16 @@ impl Actor {
 
     pub(super) async fn effect(&mut self, effect: Effect) {
         match effect {
-            Effect::Acquire => {
-                self.note_recovery().await;
-                self.acquire();
-            }
+            Effect::Acquire => self.acquire(),
             Effect::Send {
                 turn,
                 prompt,
-                recovery,
+                again,
             } => {
-                self.write_message(&turn, &prompt, recovery).await;
+                self.write_message(&turn, &prompt, again).await;
             }
             Effect::Abort(turn) => self.write_abort(&turn),
-            Effect::Recycle { resend } => {
-                self.arm_flags(resend).await;
-                self.dismiss();
-            }
+            Effect::Arm { rotate, again } => self.arm(rotate, again).await,
             Effect::Poison => self.dismiss(),
             Effect::Dispose => self.ask_to_leave(),
             Effect::Withdraw(why) => {

@@ -31,7 +31,7 @@ use crate::shared::Shared;
 use crate::spawn::Exit;
 use crate::state::{SessionRow, TurnRow};
 use crate::sweep::{self, Survivor};
-use crate::turn::Failure;
+use crate::turn::{Again, Failure};
 
 /// How long a worker may take to connect: its own pauses grow to one second.
 const CONNECT: Duration = Duration::from_secs(8);
@@ -68,12 +68,10 @@ impl LegacyTurn {
     /// sent, or nothing of it had been seen and it was about to be sent again.
     #[must_use]
     pub fn is_resumable(&self) -> bool {
-        self.row.sends == 0 || self.row.state == RECOVERING
+        let planned = Again::read(&self.row.state).is_some_and(|(_, planned)| planned);
+        self.row.sends == 0 || planned
     }
 }
-
-/// State of a turn, in `state.db`, whose worker is being replaced.
-pub(super) const RECOVERING: &str = "recovering";
 
 /// What a worker told that was taken over.
 #[derive(Debug)]

@@ -306,11 +306,9 @@ fn settle_pending(worker: &mut Worker) -> Vec<(String, Reply<Steered>)> {
     let mut lifted = Vec::new();
     for (_, pending) in worker.pending.drain() {
         match pending {
-            Pending::Send(_) | Pending::Plain { reply: None, .. } => {}
+            Pending::Send(_) | Pending::Abort => {}
             Pending::Steer { prompt, reply } => lifted.push((prompt, reply)),
-            Pending::Plain {
-                reply: Some(reply), ..
-            } => {
+            Pending::Plain { reply, .. } => {
                 let (kind, code) = ("worker_gone", exit::FAILED);
                 let error = RpcError::failed(kind, code, "the worker is gone");
                 drop(reply.send(Err(error)));

@@ -395,6 +395,11 @@ impl Actor {
                 }
                 self.input(Input::Ended(generation, turn, ending)).await;
             }
+            Some(Pending::Abort) => self.input(Input::AbortAnswered(generation)).await,
+            // What a run took that was given up is not delivered.
+            Some(Pending::Steer { prompt, reply }) if !self.machine.accepts(generation, None) => {
+                self.lifted.push((prompt, reply));
+            }
             Some(Pending::Steer { prompt, reply }) => self.steered(&response, prompt, reply),
             Some(Pending::Plain { ask, reply }) => {
                 let result = if response.ok {
@@ -402,12 +407,10 @@ impl Actor {
                 } else {
                     Err(refusal(&response))
                 };
-                if let (Ok(()), Some(ask)) = (&result, &ask) {
-                    self.note_choice(ask).await;
+                if result.is_ok() {
+                    self.note_choice(&ask).await;
                 }
-                if let Some(reply) = reply {
-                    let _ = reply.send(result);
-                }
+                let _ = reply.send(result);
             }
         }
     }

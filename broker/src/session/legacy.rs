@@ -19,12 +19,12 @@ use super::requests::send_id;
 use super::worker::Pending;
 use super::{Command, Legacy, LegacyTurn, report};
 use crate::clock;
-use crate::turn::{Adopted, Input, Machine, Timing};
+use crate::turn::{Adopted, Again, Input, Machine, Rules};
 
 impl Actor {
     /// Goes on with what a broker that is gone left: its turn, and its worker
     /// where that lives.
-    pub(super) fn take_over(&mut self, legacy: Legacy, timing: Timing) {
+    pub(super) fn take_over(&mut self, legacy: Legacy, rules: Rules) {
         let Legacy {
             worker,
             turn,
@@ -38,10 +38,10 @@ impl Actor {
                 }
             }
             let message = (turn.row.turn_id.clone(), turn.row.prompt.clone());
-            let legacy = legacy_turn(turn, living, timing.first_event);
+            let legacy = legacy_turn(turn, living, rules.timing.first_event);
             self.machine = match living {
-                Some(_) => Machine::attaching(timing, message, legacy),
-                None => Machine::resuming(timing, message, legacy),
+                Some(_) => Machine::attaching(rules, message, legacy),
+                None => Machine::resuming(rules, message, legacy),
             };
         }
         let Some((entry, identity)) = worker else {
@@ -154,6 +154,7 @@ fn legacy_turn(
         sends: sends - u8::from(to_this_one),
         noted: to_this_one,
         resumable: turn.is_resumable(),
+        again: Again::read(&row.state).map(|(again, _)| again),
         left: first_event.saturating_sub(Duration::from_millis(passed)),
     }
 }

@@ -197,7 +197,7 @@ impl Actor {
     /// while its turn is being recovered they wait, else they are refused.
     pub(super) async fn settle_lifted(&mut self) {
         for (prompt, reply) in std::mem::take(&mut self.lifted) {
-            let answer = if self.machine.state() == State::Recovering {
+            let answer = if self.machine.is_replacing() {
                 self.take_steer(prompt).await.map(|sent| Steered {
                     outcome: SteerOutcome::Queued,
                     turn_id: Some(sent.turn_id),

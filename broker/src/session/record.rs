@@ -12,7 +12,8 @@ use ade_protocol::{Generation, Seq, TurnId, exit, rpc};
 use super::actor::Actor;
 use crate::clock;
 use crate::link::EventLine;
-use crate::turn::{Failure, Input, State};
+use crate::state::Flags;
+use crate::turn::{Again, Failure, Input};
 
 /// How often the end of a turn that is not on disk is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -55,17 +56,27 @@ impl Actor {
         .await;
     }
 
-    /// A turn that is to be sent again is so for another broker too.
-    pub(super) async fn note_recovery(&mut self) {
-        if self.machine.state() != State::Recovering {
-            return;
-        }
-        let Some(turn) = self.machine.turn().cloned() else {
-            return;
+    /// Puts on disk, in one step, what the next start and the next send must do
+    /// once, and how the running turn goes on: it is done so also when this
+    /// broker dies before.
+    pub(super) async fn arm(&mut self, rotate: bool, again: Option<Again>) {
+        let force_expire = again.is_some();
+        let flags = Flags {
+            rotate,
+            force_expire,
         };
+        self.row.flags.rotate |= rotate;
+        self.row.flags.force_expire |= force_expire;
         let session = self.row.session_id.clone();
+        let planned = self.machine.turn().cloned().zip(again);
         self.store("note a recovery", move |state| {
-            state.set_turn_state(&session, &turn, super::adopt::RECOVERING)
+            state.atomically(|state| {
+                state.set_flags(&session, flags)?;
+                match planned {
+                    Some((turn, again)) => state.set_turn_state(&session, &turn, again.planned()),
+                    None => Ok(()),
+                }
+            })
         })
         .await;
     }
@@ -169,7 +180,8 @@ impl Actor {
         let Ok(raw) = serde_json::value::to_raw_value(event) else {
             return;
         };
-        self.stage(turn, None, raw.get().as_bytes(), true);
+        let persisted = !matches!(event, Event::Activity { .. });
+        self.stage(turn, None, raw.get().as_bytes(), persisted);
     }
 
     /// Makes room for events that are about to be staged.

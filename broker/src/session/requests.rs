@@ -20,8 +20,7 @@ use super::{Ask, Command, Reply, replay, report, start};
 use crate::clock;
 use crate::config::RecoveryKind;
 use crate::link::Connection;
-use crate::state::Flags;
-use crate::turn::{Ending, Failure};
+use crate::turn::{Again, Ending, Failure, SENT};
 
 /// Bounds of requests to a worker, from the contract's table; the worker's own
 /// bound to its host is shorter by the way back.
@@ -34,23 +33,6 @@ mod bound {
 }
 
 impl Actor {
-    /// Puts on disk what the next worker and the next send must do once, because
-    /// this worker is not to be trusted. They do it also when this broker dies
-    /// before.
-    pub(super) async fn arm_flags(&mut self, resend: bool) {
-        let flags = Flags {
-            rotate: self.shared.config.recovery(&self.row.provider) == RecoveryKind::Replay,
-            force_expire: resend,
-        };
-        self.row.flags.rotate |= flags.rotate;
-        self.row.flags.force_expire |= flags.force_expire;
-        if flags != Flags::default() {
-            let session = self.row.session_id.clone();
-            self.store("set flags", move |state| state.set_flags(&session, flags))
-                .await;
-        }
-    }
-
     /// What a fresh agent must be told of the chat, where there is something.
     async fn replay(&mut self, next: &TurnId) -> Option<String> {
         let kind = self.shared.config.recovery(&self.row.provider);
@@ -75,15 +57,20 @@ impl Actor {
         }
     }
 
-    pub(super) async fn write_message(&mut self, turn: &TurnId, prompt: &str, again: bool) {
+    pub(super) async fn write_message(
+        &mut self,
+        turn: &TurnId,
+        prompt: &str,
+        again: Option<Again>,
+    ) {
         let replay = self.replay(turn).await;
-        let force = again || self.row.flags.force_expire;
+        let force = again.is_some() || self.row.flags.force_expire;
         let (session, id, generation) = (
             self.row.session_id.clone(),
             turn.clone(),
             self.row.generation,
         );
-        let sends = if again { 2 } else { 1 };
+        let (sends, standing) = again.map_or((1, SENT), |again| (2, again.written()));
         // On disk before it is sent: a new broker must never send it again, nor
         // end a run of it a second time.
         let armed = clock::monotonic_ms();
@@ -91,7 +78,7 @@ impl Actor {
             .store("note a send", move |state| {
                 state.atomically(|state| {
                     state.clear_force_expire(&session)?;
-                    state.update_turn(&session, &id, generation, sends, "sent")?;
+                    state.update_turn(&session, &id, generation, sends, standing)?;
                     state.set_armed(&session, &id, armed)
                 })
             })
@@ -126,14 +113,7 @@ impl Actor {
         });
         let id = request.request_id.clone();
         // The machine has its own deadline for the answer.
-        let _ = self.tell(
-            &ToWorker::Abort(request),
-            id,
-            Pending::Plain {
-                ask: None,
-                reply: None,
-            },
-        );
+        let _ = self.tell(&ToWorker::Abort(request), id, Pending::Abort);
     }
 
     /// Writes a request whose response is awaited. False when the worker does
@@ -220,13 +200,7 @@ impl Actor {
             self.watch_request(id.clone(), within);
         }
         if let Some(worker) = &mut self.worker {
-            worker.pending.insert(
-                id,
-                Pending::Plain {
-                    ask: Some(ask),
-                    reply: Some(reply),
-                },
-            );
+            worker.pending.insert(id, Pending::Plain { ask, reply });
         }
     }
 
@@ -315,8 +289,8 @@ pub(super) fn ending(response: &Response) -> Ending {
             ..
         }) => {
             let message = error.unwrap_or_else(|| "the agent gave no reason".into());
-            let category = crate::classify::classify(&message);
-            Ending::Failed(Failure::new("agent_failed", category, message))
+            let (kind, category) = crate::classify::judge("agent_failed", &message);
+            Ending::Failed(Failure::new(kind, category, message))
         }
         None => Ending::Failed(Failure::new(
             code::PROTOCOL_ERROR,

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::depart::Way;
 use super::escort::{Escort, Process};
 use super::{Command, figures};
+use crate::classify::{self, AGENT_NOT_FOUND};
 use crate::link::{Connection, Link, LinkIn};
 use crate::pool::Place;
 use crate::providers::{Launch, LaunchSpec};
@@ -469,20 +470,8 @@ pub(super) fn refused(response: &Response) -> Failure {
         .error
         .clone()
         .unwrap_or_else(|| "the worker gave no reason".into());
-    let category = match kind.as_str() {
-        code::HELD | code::LEASE_LOST => ErrorCategory::Lease,
-        code::HOST_EXITED | code::HOST_NOT_STARTED => ErrorCategory::Exited,
-        code::PROTOCOL_ERROR | code::FRAME_TOO_LONG => ErrorCategory::Protocol,
-        code::TIMED_OUT => ErrorCategory::TimedOut,
-        code::BUSY => ErrorCategory::Busy,
-        code::MODEL_NOT_FOUND
-        | code::SESSION_NOT_FOUND
-        | code::SESSION_CHANGED
-        | code::LANE_MISSING => ErrorCategory::NotFound,
-        code::NO_MODEL => ErrorCategory::Auth,
-        _ => crate::classify::classify(&message),
-    };
-    let failure = Failure::new(&kind, category, message);
+    let (kind, category) = meaning(&kind, &message, response);
+    let failure = Failure::new(kind, category, message);
     match response
         .detail
         .as_ref()
@@ -493,4 +482,34 @@ pub(super) fn refused(response: &Response) -> Failure {
         }
         _ => failure,
     }
+}
+
+/// What a refusal is called, and its class.
+fn meaning<'a>(kind: &'a str, message: &str, response: &Response) -> (&'a str, ErrorCategory) {
+    let category = match kind {
+        code::HELD | code::LEASE_LOST => ErrorCategory::Lease,
+        code::HOST_EXITED | code::HOST_NOT_STARTED => ErrorCategory::Exited,
+        code::PROTOCOL_ERROR | code::FRAME_TOO_LONG => ErrorCategory::Protocol,
+        code::TIMED_OUT => ErrorCategory::TimedOut,
+        code::BUSY => ErrorCategory::Busy,
+        AGENT_NOT_FOUND
+        | code::MODEL_NOT_FOUND
+        | code::SESSION_NOT_FOUND
+        | code::SESSION_CHANGED
+        | code::LANE_MISSING => ErrorCategory::NotFound,
+        code::NO_MODEL => ErrorCategory::Auth,
+        _ => {
+            // Some say it in the error's text, some in its details.
+            let code = response
+                .detail
+                .as_ref()
+                .and_then(|detail| detail.get("code"));
+            let code = code.and_then(serde_json::Value::as_str);
+            return match code {
+                Some(AGENT_NOT_FOUND) => (AGENT_NOT_FOUND, ErrorCategory::NotFound),
+                _ => classify::judge(kind, message),
+            };
+        }
+    };
+    (kind, category)
 }

@@ -63,11 +63,10 @@ pub(super) enum Pending {
         prompt: String,
         reply: Reply<Steered>,
     },
+    /// `abort`: that it is answered is all that counts.
+    Abort,
     /// Anything that only succeeds or fails.
-    Plain {
-        ask: Option<Ask>,
-        reply: Option<Reply<()>>,
-    },
+    Plain { ask: Ask, reply: Reply<()> },
 }
 
 impl Worker {

@@ -14,12 +14,29 @@ use super::*;
 
 const FIRST_EVENT: Duration = Duration::from_secs(90);
 
+/// An agent that can do all of it.
+const ABLE: Recovery = Recovery {
+    fresh_agent: true,
+    reconnects: true,
+};
+
+fn rules(recovery: Recovery) -> Rules {
+    Rules {
+        timing: Timing::new(FIRST_EVENT),
+        recovery,
+    }
+}
+
 /// What is known of one message.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Message {
     begun: bool,
     sends: u8,
     ends: u8,
+    /// An event or a card of it was seen.
+    seen: bool,
+    /// It goes on in a way that the user is told nothing of.
+    silent: bool,
     /// The user has ended it.
     stopped: bool,
     /// It stands in the table of waiting messages.
@@ -32,6 +49,10 @@ struct Ledger {
     messages: BTreeMap<TurnId, Message>,
     /// The worker that is in use must get no message.
     outdated: bool,
+    /// A worker is in use.
+    worker: bool,
+    /// What the agent can do.
+    recovery: Recovery,
 }
 
 impl Ledger {
@@ -49,16 +70,17 @@ impl Ledger {
                 message.begun = true;
                 message.on_disk = false;
             }
-            Effect::Emit(turn, _) => assert!(self.of(turn).begun),
-            Effect::Send { turn, recovery, .. } => {
-                assert!(!self.outdated, "sent to a worker that is outdated");
+            Effect::Emit(turn, event) => {
                 let message = self.of(turn);
-                assert!(message.begun && message.ends == 0, "sent after its end");
-                assert!(!message.stopped, "sent although the user had ended it");
-                message.sends += 1;
-                assert!(message.sends <= 2, "sent more than twice");
-                assert_eq!(*recovery, message.sends == 2);
+                let told = !matches!(event, Event::Activity { .. });
+                assert!(message.begun);
+                assert!(!message.silent || !told, "the user was told of it");
             }
+            Effect::Send {
+                turn,
+                prompt,
+                again,
+            } => self.sent(turn, prompt, *again),
             Effect::Finish { turn, status, .. } => {
                 assert_ne!(*status, TurnStatus::Started);
                 let message = self.of(turn);
@@ -90,13 +112,52 @@ impl Ledger {
             Effect::Quiet { turn, .. } | Effect::Abort(turn) => {
                 assert!(self.of(turn).ends == 0);
             }
-            Effect::Recycle { .. } | Effect::Poison | Effect::Dispose => self.outdated = false,
-            Effect::Acquire | Effect::Withdraw(_) => {}
+            Effect::Arm { rotate, again } => self.armed(*rotate, *again),
+            Effect::Acquire => assert!(!self.worker, "two generations at once"),
+            Effect::Poison | Effect::Dispose => (self.worker, self.outdated) = (false, false),
+            Effect::Withdraw(_) => {}
         }
         assert!(
             self.messages.values().all(|message| message.ends <= 1),
             "ended twice"
         );
+    }
+}
+
+impl Ledger {
+    fn sent(&mut self, turn: &TurnId, prompt: &str, again: Option<Again>) {
+        assert!(self.worker, "sent to nobody");
+        assert!(!self.outdated, "sent to a worker that is outdated");
+        let message = self.of(turn);
+        assert!(message.begun && message.ends == 0, "sent after its end");
+        assert!(!message.stopped, "sent although the user had ended it");
+        message.sends += 1;
+        assert!(message.sends <= 2, "sent more than twice");
+        assert_eq!(again.is_some(), message.sends == 2);
+        match again {
+            Some(Again::Continue) => {
+                assert!(message.seen, "told to go on with nothing");
+                assert_eq!(prompt, texts::CONTINUE);
+            }
+            _ => {
+                assert!(!message.seen, "sent again though it was heard");
+                assert_eq!(prompt, PROMPT, "not byte for byte");
+            }
+        }
+        message.silent = false;
+        message.seen = again == Some(Again::Continue);
+    }
+
+    /// At most one turn runs, and it is that one's recovery.
+    fn armed(&mut self, rotate: bool, again: Option<Again>) {
+        assert!(!rotate || self.recovery.fresh_agent, "no agent to rotate");
+        let reconnects = matches!(again, Some(Again::Reconnect | Again::Continue));
+        assert!(!reconnects || self.recovery.reconnects);
+        assert!(!reconnects || !rotate, "an expired token keeps its agent");
+        let runs = |message: &&mut Message| message.begun && message.ends == 0;
+        if let Some(message) = self.messages.values_mut().find(runs) {
+            message.silent |= reconnects;
+        }
     }
 }
 
@@ -125,13 +186,19 @@ enum Letter {
     Settled,
     Completed,
     Network,
+    /// A login token has expired.
+    Stale,
     Unknown,
     Exited,
     Abort,
+    /// The worker answers it.
+    Aborted,
     Stop,
     PutAway,
     Moment,
     Deadline,
+    /// The agent that was to be resumed is gone.
+    Gone,
     /// Nothing can be written down any more.
     Unrecordable,
     /// The worker that is taken over never got the message.
@@ -145,10 +212,12 @@ enum Letter {
     /// The worker was started with what is not wanted any more.
     Outdated,
     /// Frames of the worker before, and of another turn.
-    Stale,
+    Old,
 }
 
-const ALPHABET: [Letter; 27] = [
+const PROMPT: &str = "prompt";
+
+const ALPHABET: [Letter; 30] = [
     Letter::Send,
     Letter::Steer,
     Letter::Replace,
@@ -162,9 +231,12 @@ const ALPHABET: [Letter; 27] = [
     Letter::Settled,
     Letter::Completed,
     Letter::Network,
+    Letter::Stale,
     Letter::Unknown,
     Letter::Exited,
     Letter::Abort,
+    Letter::Aborted,
+    Letter::Gone,
     Letter::Stop,
     Letter::PutAway,
     Letter::Moment,
@@ -175,7 +247,7 @@ const ALPHABET: [Letter; 27] = [
     Letter::Seen,
     Letter::TakeoverFailed,
     Letter::Outdated,
-    Letter::Stale,
+    Letter::Old,
 ];
 
 fn completed() -> Ending {
@@ -190,10 +262,14 @@ fn failed(kind: &str, category: ErrorCategory) -> Failure {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(recovery: Recovery) -> Self {
+        let ledger = Ledger {
+            recovery,
+            ..Ledger::default()
+        };
         Self {
-            machine: Machine::new(Timing::new(FIRST_EVENT)),
-            ledger: Ledger::default(),
+            machine: Machine::new(rules(recovery)),
+            ledger,
             now: Duration::ZERO,
             generation: 0,
             given: 0,
@@ -202,19 +278,21 @@ impl World {
 
     /// A broker that finds a turn of another one, which had sent it to `sends`
     /// workers before the one that lives.
-    fn taking_over(sends: u8, resumable: bool) -> Self {
-        let mut world = Self::new();
+    fn taking_over(sends: u8, resumable: bool, noted: bool, again: Option<Again>) -> Self {
+        let mut world = Self::new(ABLE);
         let (turn, prompt) = world.message();
         let message = world.ledger.of(&turn);
-        (message.begun, message.sends) = (true, sends);
+        (message.begun, message.sends) = (true, sends + u8::from(noted && resumable));
+        message.seen = again == Some(Again::Continue);
+        message.silent = matches!(again, Some(Again::Reconnect | Again::Continue));
         let legacy = Legacy {
             sends,
             resumable,
-            noted: !resumable,
+            noted,
+            again,
             left: Duration::from_secs(30),
         };
-        let timing = Timing::new(FIRST_EVENT);
-        world.machine = Machine::attaching(timing, (turn, prompt), legacy);
+        world.machine = Machine::attaching(rules(ABLE), (turn, prompt), legacy);
         world.generation = 1;
         world
     }
@@ -239,7 +317,7 @@ impl World {
         self.ledger
             .messages
             .insert(turn.clone(), Message::default());
-        (turn, "prompt".to_owned())
+        (turn, PROMPT.to_owned())
     }
 
     fn stopped_by_user(&mut self) {
@@ -286,6 +364,7 @@ impl World {
             Letter::Ready => {
                 if self.waits_for_worker() {
                     self.generation += 1;
+                    self.ledger.worker = true;
                     self.on(Input::WorkerReady(Generation(self.generation)));
                 }
             }
@@ -294,19 +373,38 @@ impl World {
                     self.on(Input::WorkerFailed(failed("start", ErrorCategory::Exited)));
                 }
             }
-            Letter::Event => self.on(Input::Event(generation, turn)),
-            Letter::Card => self.on(Input::CardOpened(generation, turn)),
+            Letter::Event => {
+                self.noted(generation);
+                self.on(Input::Event(generation, turn));
+            }
+            Letter::Card => {
+                self.noted(generation);
+                self.on(Input::CardOpened(generation, turn));
+            }
             Letter::Settled => self.on(Input::CardsSettled(generation)),
             Letter::Completed => self.ended(completed()),
             Letter::Network => self.ended(Ending::Failed(failed("n", ErrorCategory::Network))),
+            Letter::Stale => {
+                let kind = crate::classify::STALE_TOKEN;
+                self.ended(Ending::Failed(failed(kind, ErrorCategory::Auth)));
+            }
+            Letter::Gone => {
+                if self.waits_for_worker() {
+                    let kind = crate::classify::AGENT_NOT_FOUND;
+                    let failure = failed(kind, ErrorCategory::NotFound);
+                    self.on(Input::WorkerFailed(failure));
+                }
+            }
             Letter::Unknown => {
                 let kind = ade_protocol::frame::code::DELIVERED_OUTCOME_UNKNOWN;
                 self.ended(Ending::Failed(failed(kind, ErrorCategory::Unknown)));
             }
             Letter::Exited => {
                 let failure = failed("exited", ErrorCategory::Exited);
+                self.ledger.worker = false;
                 self.on(Input::WorkerExited(generation, failure));
             }
+            Letter::Aborted => self.on(Input::AbortAnswered(generation)),
             Letter::Abort => {
                 self.stopped_by_user();
                 self.on(Input::Abort);
@@ -338,7 +436,15 @@ impl World {
                 }
             }
             Letter::Outdated => self.outdated(),
-            Letter::Stale => self.stale(),
+            Letter::Old => self.old(),
+        }
+    }
+
+    /// What the machine takes of a turn was seen of it.
+    fn noted(&mut self, generation: Generation) {
+        let turn = self.machine.turn().cloned();
+        if let Some(turn) = turn.filter(|turn| self.machine.accepts(generation, Some(turn))) {
+            self.ledger.of(&turn).seen = true;
         }
     }
 
@@ -354,9 +460,15 @@ impl World {
             return;
         };
         if self.machine.state() == State::Attaching {
-            if matches!(adopted, Adopted::Has { .. }) {
-                self.ledger.of(&turn).sends += 1;
+            if let Adopted::Has { seen, card } = adopted
+                && !self.machine.is_given_up()
+            {
+                let message = self.ledger.of(&turn);
+                message.sends += 1;
+                message.seen |= seen || card;
+                message.silent = false;
             }
+            self.ledger.worker = true;
             self.on(Input::Adopted(Generation(self.generation), adopted));
         }
     }
@@ -375,7 +487,7 @@ impl World {
     }
 
     /// No frame of an older worker or of another turn has an effect.
-    fn stale(&mut self) {
+    fn old(&mut self) {
         let before = self.machine.clone();
         let old = Generation(self.generation.wrapping_sub(1));
         let now_runs = self.machine.turn().cloned();
@@ -386,10 +498,19 @@ impl World {
             Input::CardOpened(old, now_runs.clone()),
             Input::CardsSettled(old),
             Input::WorkerExited(old, failure),
+            Input::AbortAnswered(old),
             Input::Event(Generation(self.generation), Some(other.clone())),
             Input::CardOpened(Generation(self.generation), Some(other.clone())),
             Input::Ended(Generation(self.generation), other, completed()),
         ];
+        if self.machine.state() == State::Cancelling {
+            // Let go of already: it is of an old generation too.
+            let given_up = Generation(self.generation);
+            let ended = |turn| Input::Ended(given_up, turn, Ending::Interrupted);
+            inputs.extend(now_runs.clone().map(ended));
+            inputs.push(Input::Event(given_up, now_runs.clone()));
+            inputs.push(Input::CardOpened(given_up, now_runs.clone()));
+        }
         inputs.extend(now_runs.map(|turn| Input::Ended(old, turn, completed())));
         for input in inputs {
             let effects = self.machine.on(input.clone(), self.now);
@@ -475,13 +596,27 @@ fn explore(first: World, alphabet: &[Letter], length: u32) {
 
 #[test]
 fn every_interleaving_of_seven_inputs_keeps_the_invariants() {
-    explore(World::new(), &ALPHABET, 7);
+    explore(World::new(ABLE), &ALPHABET, 7);
+}
+
+#[test]
+fn every_interleaving_of_an_agent_that_is_resumed_keeps_the_invariants() {
+    explore(World::new(Recovery::default()), &ALPHABET, 6);
 }
 
 #[test]
 fn every_interleaving_after_a_takeover_keeps_the_invariants() {
-    for (sends, resumable) in [(0, false), (0, true), (1, false), (1, true)] {
-        explore(World::taking_over(sends, resumable), &ALPHABET, 6);
+    let [resend, reconnect, go_on] = [Again::Resend, Again::Reconnect, Again::Continue].map(Some);
+    // Never sent, or sent to this worker for the first time.
+    for (resumable, noted) in [(true, false), (false, true)] {
+        explore(World::taking_over(0, resumable, noted, None), &ALPHABET, 6);
+    }
+    for again in [resend, reconnect, go_on] {
+        // Given up together with this worker, or about to be sent to it, or sent.
+        for (sends, resumable, noted) in [(0, true, true), (1, true, false), (1, false, true)] {
+            let world = World::taking_over(sends, resumable, noted, again);
+            explore(world, &ALPHABET, 6);
+        }
     }
 }
 
@@ -492,7 +627,7 @@ proptest! {
     fn long_random_sequences_keep_the_invariants(
         letters in prop::collection::vec(0..ALPHABET.len(), 200..400)
     ) {
-        let mut world = World::new();
+        let mut world = World::new(ABLE);
         for letter in letters {
             world.step(ALPHABET[letter]);
         }

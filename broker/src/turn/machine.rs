@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 
 use ade_protocol::card::Withdrawal;
-use ade_protocol::event::{ErrorCategory, Event, TurnStatus, Via};
+use ade_protocol::event::{Event, TurnStatus, Via};
 use ade_protocol::{Generation, TurnId};
 
 use super::waiting::dropped;
-use super::{Effect, Ending, Failure, Input, Legacy, Mono, Queued, State, Timing, texts};
+use super::{Again, Effect, Ending, Failure, Input, Legacy, Mono, Queued, Rules, State, texts};
 
 /// The running turn.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -15,10 +15,30 @@ pub(super) struct Running {
     pub(super) id: TurnId,
     pub(super) prompt: String,
     pub(super) sends: u8,
+    /// Something was seen of what was sent last.
     pub(super) seen: bool,
     pub(super) stop_requested: bool,
-    /// Why the turn is being recovered, for the notice.
+    /// How it goes on with another worker.
+    pub(super) again: Option<Again>,
+    /// A fresh agent was asked for because the old one is not there any more.
+    pub(super) rotated: bool,
+    /// Why the turn is being recovered, or why it is not.
     pub(super) cause: Option<Failure>,
+}
+
+impl Running {
+    pub(super) fn new(id: TurnId, prompt: String) -> Self {
+        Self {
+            id,
+            prompt,
+            sends: 0,
+            seen: false,
+            stop_requested: false,
+            again: None,
+            rotated: false,
+            cause: None,
+        }
+    }
 }
 
 /// Whether silence is watched for.
@@ -51,9 +71,11 @@ pub struct Machine {
     pub(super) worker: Option<Generation>,
     /// The worker, if it is this one, serves no other turn.
     pub(super) outdated: Option<Generation>,
+    /// The worker that is to end its run before it is replaced.
+    pub(super) leaving: Option<Generation>,
     pub(super) deadline: Option<Mono>,
     pub(super) quiet: Quiet,
-    pub(super) timing: Timing,
+    pub(super) rules: Rules,
     /// What a broker that is gone left of the running turn.
     pub(super) legacy: Option<Legacy>,
 }
@@ -61,7 +83,7 @@ pub struct Machine {
 impl Machine {
     /// A session without a turn.
     #[must_use]
-    pub fn new(timing: Timing) -> Self {
+    pub fn new(rules: Rules) -> Self {
         Self {
             state: State::Idle,
             running: None,
@@ -70,9 +92,10 @@ impl Machine {
             cleared: None,
             worker: None,
             outdated: None,
+            leaving: None,
             deadline: None,
             quiet: Quiet::Off,
-            timing,
+            rules,
             legacy: None,
         }
     }
@@ -104,6 +127,19 @@ impl Machine {
         self.worker
     }
 
+    /// Whether the running turn's worker is being replaced.
+    #[must_use]
+    pub fn is_replacing(&self) -> bool {
+        matches!(self.state, State::Cancelling | State::Recovering)
+    }
+
+    /// Whether the user is told nothing of that.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        let again = self.running.as_ref().and_then(|running| running.again);
+        self.is_replacing() && matches!(again, Some(Again::Reconnect | Again::Continue))
+    }
+
     /// When [`Input::Tick`] is wanted next.
     #[must_use]
     pub fn deadline(&self) -> Option<Mono> {
@@ -132,7 +168,7 @@ impl Machine {
 
     pub(super) fn quiet_at(&self) -> Option<Mono> {
         match self.quiet {
-            Quiet::Heard(last) => Some(last + self.timing.quiet),
+            Quiet::Heard(last) => Some(last + self.rules.timing.quiet),
             Quiet::Off | Quiet::Told(_) => None,
         }
     }
@@ -173,6 +209,7 @@ impl Machine {
             }
             Input::TakeoverFailed(failure) => self.takeover_failed(failure, now, &mut out),
             Input::Unrecordable(failure) => self.unrecordable(&failure, &mut out),
+            Input::AbortAnswered(generation) => self.left(generation, now, &mut out),
             Input::Event(generation, turn) => self.seen(generation, turn.as_ref(), now),
             Input::CardOpened(generation, turn) => self.card_opened(generation, turn.as_ref(), now),
             Input::CardsSettled(generation) => self.cards_settled(generation, now),
@@ -192,14 +229,7 @@ impl Machine {
         out.push(Effect::Emit(id.clone(), message));
         let status = TurnStatus::Started;
         out.push(Effect::Emit(id.clone(), Event::Status { status }));
-        self.running = Some(Running {
-            id,
-            prompt,
-            sends: 0,
-            seen: false,
-            stop_requested: false,
-            cause: None,
-        });
+        self.running = Some(Running::new(id, prompt));
         if self.worker.is_some() {
             self.write(now, out);
         } else {
@@ -215,13 +245,18 @@ impl Machine {
             return;
         };
         running.sends += 1;
+        let again = (running.sends > 1).then(|| running.again.unwrap_or(Again::Resend));
+        let prompt = match again {
+            Some(Again::Continue) => texts::CONTINUE.to_owned(),
+            _ => running.prompt.clone(),
+        };
         out.push(Effect::Send {
             turn: running.id.clone(),
-            prompt: running.prompt.clone(),
-            recovery: running.sends > 1,
+            prompt,
+            again,
         });
         self.state = State::AwaitingFirstEvent;
-        self.deadline = Some(now + self.timing.first_event);
+        self.deadline = Some(now + self.rules.timing.first_event);
     }
 
     pub(super) fn abort(&mut self, now: Mono, out: &mut Vec<Effect>) {
@@ -231,7 +266,7 @@ impl Machine {
         if let Some(id) = self.turn().cloned() {
             self.drop_steers(&id, texts::DROPPED_BY_ABORT, out);
         }
-        self.end_running(now + self.timing.abort, now, out);
+        self.end_running(now + self.rules.timing.abort, now, out);
     }
 
     /// The user ends the running turn, if one runs and is not ended already.
@@ -250,7 +285,9 @@ impl Machine {
                 self.deadline = Some(until);
                 self.quiet = Quiet::Off;
             }
-            State::Recovering | State::Attaching => running.stop_requested = true,
+            State::Cancelling | State::Recovering | State::Attaching => {
+                running.stop_requested = true;
+            }
             State::Idle | State::Interrupting | State::Stopping => {}
         }
     }
@@ -267,13 +304,13 @@ impl Machine {
         match self.state {
             // The worker is on its way out: the next message needs another one.
             State::Idle => self.worker = None,
-            State::Starting | State::Recovering | State::Attaching => {
+            State::Starting | State::Cancelling | State::Recovering | State::Attaching => {
                 self.worker = None;
                 self.finish_interrupted(now, out);
             }
             _ => {
                 self.state = State::Stopping;
-                self.deadline = Some(now + self.timing.stop);
+                self.deadline = Some(now + self.rules.timing.stop);
             }
         }
     }
@@ -285,50 +322,6 @@ impl Machine {
         }
     }
 
-    pub(super) fn worker_ready(
-        &mut self,
-        generation: Generation,
-        now: Mono,
-        out: &mut Vec<Effect>,
-    ) {
-        self.worker = Some(generation);
-        match self.state {
-            State::Starting => self.write(now, out),
-            State::Recovering => {
-                let Some(running) = &mut self.running else {
-                    return;
-                };
-                if running.stop_requested {
-                    self.finish_interrupted(now, out);
-                    return;
-                }
-                let notice = texts::recovery_notice(running.cause.as_ref());
-                out.push(Effect::Emit(running.id.clone(), notice));
-                self.write(now, out);
-            }
-            _ => {}
-        }
-    }
-
-    pub(super) fn worker_failed(&mut self, failure: Failure, now: Mono, out: &mut Vec<Effect>) {
-        let Some(running) = &self.running else { return };
-        match self.state {
-            State::Starting => self.finish_failed(failure, now, out),
-            State::Attaching => {
-                // The turn was lost with the other broker: what waits behind it
-                // is held like any queue that a broker left.
-                self.held = true;
-                self.finish_failed(failure, now, out);
-            }
-            State::Recovering if running.stop_requested => self.finish_interrupted(now, out),
-            State::Recovering => {
-                let failure = texts::not_replaced(running.cause.as_ref(), failure);
-                self.finish_failed(failure, now, out);
-            }
-            _ => {}
-        }
-    }
-
     pub(super) fn worker_exited(
         &mut self,
         generation: Generation,
@@ -337,6 +330,7 @@ impl Machine {
         out: &mut Vec<Effect>,
     ) {
         if self.worker != Some(generation) {
+            self.left(generation, now, out);
             return;
         }
         self.worker = None;
@@ -347,7 +341,11 @@ impl Machine {
                 self.finish_failed(failure, now, out);
             }
             State::Interrupting | State::Stopping => self.finish_interrupted(now, out),
-            State::Idle | State::Starting | State::Recovering | State::Attaching => {}
+            State::Idle
+            | State::Starting
+            | State::Cancelling
+            | State::Recovering
+            | State::Attaching => {}
         }
     }
 
@@ -394,13 +392,25 @@ impl Machine {
         if self.worker != Some(generation) || self.turn() != Some(turn) {
             return;
         }
-        let awaiting = match self.state {
-            State::AwaitingFirstEvent => true,
-            State::Streaming | State::AwaitingCard | State::Interrupting | State::Stopping => false,
-            State::Idle | State::Starting | State::Recovering | State::Attaching => return,
+        let (awaiting, stopping) = match self.state {
+            State::AwaitingFirstEvent => (true, false),
+            State::Streaming | State::AwaitingCard => (false, false),
+            State::Interrupting | State::Stopping => (false, true),
+            State::Idle
+            | State::Starting
+            | State::Cancelling
+            | State::Recovering
+            | State::Attaching => return,
         };
+        if let Ending::Failed(failure) = &ending {
+            if !stopping && self.may_reconnect(failure) {
+                return self.reconnect(failure, now, out);
+            }
+            if awaiting && texts::may_resend(failure) {
+                return self.recover(failure.clone(), now, out);
+            }
+        }
         out.push(Effect::Withdraw(Withdrawal::TurnEnded));
-        let stopping = matches!(self.state, State::Interrupting | State::Stopping);
         match ending {
             Ending::Completed { stop_reason, usage } => {
                 out.push(Effect::Finish {
@@ -411,9 +421,6 @@ impl Machine {
                     failure: None,
                 });
                 self.next(now, out);
-            }
-            Ending::Failed(failure) if awaiting && texts::may_resend(&failure) => {
-                self.recover(failure, now, out);
             }
             Ending::Failed(failure) if !stopping => {
                 if texts::ends_worker(&failure) {
@@ -444,12 +451,8 @@ impl Machine {
             return;
         }
         match self.state {
-            State::AwaitingFirstEvent => {
-                let seconds = self.timing.first_event.as_secs_f32();
-                let message = format!("the agent sent nothing for {seconds} s");
-                let cause = Failure::new("silent", ErrorCategory::TimedOut, message);
-                self.recover(cause, now, out);
-            }
+            State::AwaitingFirstEvent => self.cancel_silent(now, out),
+            State::Cancelling => self.replace_silent(now, out),
             State::Interrupting => {
                 self.evict(out);
                 self.finish_interrupted(now, out);
@@ -457,28 +460,6 @@ impl Machine {
             State::Stopping => self.finish_interrupted(now, out),
             _ => self.deadline = None,
         }
-    }
-
-    /// Nothing of the turn was seen and the worker cannot be trusted: replace
-    /// it, and send again unless that happened before.
-    pub(super) fn recover(&mut self, cause: Failure, now: Mono, out: &mut Vec<Effect>) {
-        let Some(running) = &mut self.running else {
-            return;
-        };
-        let resend = running.sends < 2 && !running.seen;
-        let first = running.cause.replace(cause.clone());
-        out.push(Effect::Withdraw(Withdrawal::Recycled));
-        // Also when the worker has ended by itself: its last processes may not
-        // have, and the next one waits for them.
-        self.worker = None;
-        out.push(Effect::Recycle { resend });
-        if resend {
-            self.state = State::Recovering;
-            self.deadline = None;
-            out.push(Effect::Acquire);
-            return;
-        }
-        self.finish_failed(texts::failed_twice(first, cause), now, out);
     }
 
     pub(super) fn evict(&mut self, out: &mut Vec<Effect>) {
@@ -524,6 +505,7 @@ impl Machine {
         }
         let idle = self.state == State::Idle;
         self.running = None;
+        self.leaving = None;
         self.state = State::Idle;
         self.deadline = None;
         self.quiet = Quiet::Off;

@@ -5,44 +5,56 @@ use ade_protocol::event::TurnStatus;
 use ade_protocol::{Generation, TurnId};
 
 use super::machine::{Machine, Quiet, Running};
-use super::{Adopted, Effect, Failure, Legacy, Mono, State, Timing, texts};
+use super::{Adopted, Again, Effect, Failure, Legacy, Mono, Rules, State};
+
+impl Legacy {
+    /// Whether the worker that the message went to was about to be replaced.
+    fn is_given_up(&self) -> bool {
+        self.resumable && self.noted
+    }
+}
 
 impl Machine {
+    #[cfg(test)]
+    pub(super) fn is_given_up(&self) -> bool {
+        self.legacy.is_some_and(|legacy| legacy.is_given_up())
+    }
+
     /// A session whose turn a broker that is gone had begun, and whose worker
     /// lives.
     #[must_use]
-    pub fn attaching(timing: Timing, (id, prompt): (TurnId, String), legacy: Legacy) -> Self {
+    pub fn attaching(rules: Rules, (id, prompt): (TurnId, String), legacy: Legacy) -> Self {
         let running = Running {
-            id,
-            prompt,
             sends: legacy.sends,
-            seen: false,
-            stop_requested: false,
-            cause: None,
+            again: legacy.again,
+            ..Running::new(id, prompt)
         };
         Self {
             state: State::Attaching,
             running: Some(running),
             legacy: Some(legacy),
-            ..Self::new(timing)
+            ..Self::new(rules)
         }
     }
 
     /// A session whose turn a broker that is gone had begun, and that goes on
     /// with another worker, which the caller begins to have.
     #[must_use]
-    pub fn resuming(timing: Timing, message: (TurnId, String), legacy: Legacy) -> Self {
-        let mut machine = Self::attaching(timing, message, legacy);
+    pub fn resuming(rules: Rules, message: (TurnId, String), legacy: Legacy) -> Self {
+        let mut machine = Self::attaching(rules, message, legacy);
         machine.resume();
         machine
     }
 
     pub(super) fn resume(&mut self) {
         self.legacy = None;
-        let sends = self.running.as_ref().map_or(0, |running| running.sends);
-        self.state = if sends == 0 {
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        self.state = if running.sends == 0 {
             State::Starting
         } else {
+            running.again.get_or_insert(Again::Resend);
             State::Recovering
         };
     }
@@ -70,12 +82,18 @@ impl Machine {
             // It came while the worker of the last turn was taken over.
             (State::Starting, _) => self.write(now, out),
             (State::Attaching, Some(legacy)) => match adopted {
+                // The other broker had given this worker up. What it says is of
+                // a run that has ended for everybody but itself.
+                _ if legacy.is_given_up() => {
+                    running.sends += 1;
+                    running.again.get_or_insert(Again::Resend);
+                    self.replace_adopted(now, out);
+                }
                 Adopted::NeverSent if running.stop_requested => self.finish_interrupted(now, out),
                 Adopted::NeverSent if outdated => self.another_worker(out),
                 Adopted::NeverSent => {
                     if running.sends > 0 {
-                        let notice = texts::recovery_notice(None);
-                        out.push(Effect::Emit(running.id.clone(), notice));
+                        self.tell_recovery(out);
                     }
                     self.write(now, out);
                 }
@@ -92,7 +110,7 @@ impl Machine {
                         self.quiet = Quiet::Heard(now);
                     }
                     if stop {
-                        self.end_running(now + self.timing.abort, now, out);
+                        self.end_running(now + self.rules.timing.abort, now, out);
                     }
                 }
             },
@@ -159,6 +177,7 @@ impl Machine {
         self.quiet = Quiet::Off;
         self.held = false;
         self.legacy = None;
+        self.leaving = None;
         self.state = State::Idle;
         self.deadline = None;
     }

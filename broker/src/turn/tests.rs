@@ -4,72 +4,107 @@ use super::*;
 
 const FIRST_EVENT: Duration = Duration::from_secs(90);
 
-fn id(text: &str) -> TurnId {
+/// Of an agent that is resumed, and that is told the chat and reconnects.
+pub(super) fn plain() -> Rules {
+    Rules {
+        timing: Timing::new(FIRST_EVENT),
+        recovery: Recovery::default(),
+    }
+}
+
+pub(super) fn fresh() -> Rules {
+    let recovery = Recovery {
+        fresh_agent: true,
+        reconnects: true,
+    };
+    Rules {
+        recovery,
+        ..plain()
+    }
+}
+
+pub(super) fn id(text: &str) -> TurnId {
     TurnId::from(text)
 }
 
-fn send(turn: &str) -> Input {
+pub(super) fn send(turn: &str) -> Input {
     Input::Send {
         turn: id(turn),
         prompt: format!("prompt {turn}"),
     }
 }
 
-fn fail(category: ErrorCategory) -> Failure {
+pub(super) fn fail(category: ErrorCategory) -> Failure {
     Failure::new("test", category, "it broke")
 }
 
 /// The machine with a clock and a record of what it did.
 #[derive(Clone)]
-struct Rig {
-    machine: Machine,
-    now: Mono,
-    generation: u64,
-    effects: Vec<Effect>,
+pub(super) struct Rig {
+    pub(super) machine: Machine,
+    pub(super) now: Mono,
+    pub(super) generation: u64,
+    pub(super) effects: Vec<Effect>,
 }
 
 impl Rig {
-    fn new() -> Self {
-        let machine = Machine::new(Timing::new(FIRST_EVENT));
+    pub(super) fn new() -> Self {
+        Self::of(plain())
+    }
+
+    pub(super) fn of(rules: Rules) -> Self {
         Self {
-            machine,
+            machine: Machine::new(rules),
             now: Duration::ZERO,
             generation: 0,
             effects: Vec::new(),
         }
     }
 
-    fn on(&mut self, input: Input) -> Vec<Effect> {
+    pub(super) fn on(&mut self, input: Input) -> Vec<Effect> {
         let effects = self.machine.on(input, self.now);
         self.effects.extend(effects.iter().cloned());
         effects
     }
 
-    fn ready(&mut self) -> Vec<Effect> {
+    /// A worker is there. One that is to end its run has done so before.
+    pub(super) fn ready(&mut self) -> Vec<Effect> {
+        if self.machine.state() == State::Cancelling {
+            self.on(Input::AbortAnswered(Generation(self.generation)));
+        }
         self.generation += 1;
         self.on(Input::WorkerReady(Generation(self.generation)))
     }
 
-    fn event(&mut self, turn: &str) {
+    pub(super) fn event(&mut self, turn: &str) {
         self.on(Input::Event(Generation(self.generation), Some(id(turn))));
     }
 
-    fn ended(&mut self, turn: &str, ending: Ending) -> Vec<Effect> {
+    pub(super) fn ended(&mut self, turn: &str, ending: Ending) -> Vec<Effect> {
         self.on(Input::Ended(Generation(self.generation), id(turn), ending))
     }
 
-    fn pass(&mut self, seconds: u64) -> Vec<Effect> {
+    pub(super) fn pass(&mut self, seconds: u64) -> Vec<Effect> {
         self.now += Duration::from_secs(seconds);
         self.on(Input::Tick)
     }
 
-    fn sends(&self, turn: &str) -> usize {
+    pub(super) fn sends(&self, turn: &str) -> usize {
         let sent =
             |effect: &&Effect| matches!(effect, Effect::Send { turn: t, .. } if *t == id(turn));
         self.effects.iter().filter(sent).count()
     }
 
-    fn ends(&self, turn: &str) -> Vec<TurnStatus> {
+    /// What was put on disk of each recovery.
+    pub(super) fn armed(&self) -> Vec<(bool, Option<Again>)> {
+        let armed = |effect: &Effect| match effect {
+            Effect::Arm { rotate, again } => Some((*rotate, *again)),
+            _ => None,
+        };
+        self.effects.iter().filter_map(armed).collect()
+    }
+
+    pub(super) fn ends(&self, turn: &str) -> Vec<TurnStatus> {
         self.effects
             .iter()
             .filter_map(|effect| match effect {
@@ -83,7 +118,7 @@ impl Rig {
     }
 }
 
-fn completed() -> Ending {
+pub(super) fn completed() -> Ending {
     Ending::Completed {
         stop_reason: None,
         usage: None,
@@ -117,22 +152,18 @@ fn silence_is_recycled_once_and_then_told() {
     rig.ready();
     assert!(rig.pass(89).is_empty());
     let effects = rig.pass(1);
-    assert!(effects.contains(&Effect::Recycle { resend: true }));
-    assert!(effects.contains(&Effect::Acquire));
+    assert!(effects.contains(&Effect::Abort(id("a"))));
+    let effects = rig.on(Input::AbortAnswered(Generation(1)));
+    assert_eq!(effects, [Effect::Poison, Effect::Acquire]);
     rig.ready();
     assert_eq!(rig.sends("a"), 2);
     rig.pass(90);
+    let effects = rig.on(Input::AbortAnswered(Generation(2)));
+    assert!(effects.contains(&Effect::Poison), "the second one goes too");
     assert_eq!(rig.sends("a"), 2, "never a third time");
     assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
-    let recycled: Vec<_> = rig
-        .effects
-        .iter()
-        .filter_map(|effect| match effect {
-            Effect::Recycle { resend } => Some(*resend),
-            _ => None,
-        })
-        .collect();
-    assert_eq!(recycled, [true, false], "the second worker is recycled too");
+    let again = Some(Again::Resend);
+    assert_eq!(rig.armed(), [(false, again)]);
 }
 
 #[test]
@@ -225,13 +256,10 @@ fn a_turn_that_was_taken_over_goes_on() {
             sends,
             noted: false,
             resumable,
+            again: (sends > 0).then_some(Again::Resend),
             left,
         };
-        let machine = Machine::attaching(
-            Timing::new(FIRST_EVENT),
-            (id("a"), "prompt a".into()),
-            legacy,
-        );
+        let machine = Machine::attaching(plain(), (id("a"), "prompt a".into()), legacy);
         Rig {
             machine,
             generation: 4,
@@ -249,7 +277,8 @@ fn a_turn_that_was_taken_over_goes_on() {
         },
     ));
     assert!(rig.pass(29).is_empty(), "what was left of the time is kept");
-    assert!(rig.pass(1).contains(&Effect::Recycle { resend: true }));
+    assert!(rig.pass(1).contains(&Effect::Abort(id("a"))));
+    assert_eq!(rig.armed(), [(false, Some(Again::Resend))]);
 
     let mut rig = attach(0, false);
     rig.on(Input::Adopted(
@@ -299,9 +328,16 @@ fn a_turn_that_was_taken_over_goes_on() {
     let effects = rig.on(Input::Adopted(generation, Adopted::NeverSent));
     assert!(matches!(
         &effects[..],
-        [Effect::Emit(..), Effect::Send { recovery: true, .. }]
+        [
+            Effect::Emit(..),
+            Effect::Send {
+                again: Some(Again::Resend),
+                ..
+            }
+        ]
     ));
     rig.pass(1000);
+    rig.pass(3);
     assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
     assert_eq!(rig.sends("a"), 1);
 }
@@ -312,20 +348,18 @@ fn a_send_to_a_worker_that_cannot_be_asked_counts() {
         sends: 0,
         noted: true,
         resumable: true,
+        again: Some(Again::Resend),
         left: Duration::ZERO,
     };
     let mut rig = Rig {
-        machine: Machine::attaching(
-            Timing::new(FIRST_EVENT),
-            (id("a"), "prompt a".into()),
-            legacy,
-        ),
+        machine: Machine::attaching(plain(), (id("a"), "prompt a".into()), legacy),
         ..Rig::new()
     };
     rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
     let effects = rig.ready();
-    assert!(matches!(effects[1], Effect::Send { recovery: true, .. }));
+    assert!(matches!(effects[1], Effect::Send { again: Some(_), .. }));
     rig.pass(1000);
+    rig.pass(3);
     assert_eq!(rig.ends("a"), [TurnStatus::Failed], "no third time");
 }
 
@@ -460,8 +494,12 @@ fn a_steer_is_dropped_once_when_its_turn_was_not_recovered_and_messages_go_on() 
         |rig| {
             rig.ready();
             rig.pass(90);
+            rig.pass(3);
         },
-        |rig| drop(rig.on(Input::WorkerFailed(fail(ErrorCategory::Exited)))),
+        |rig| {
+            rig.pass(3);
+            rig.on(Input::WorkerFailed(fail(ErrorCategory::Exited)));
+        },
         |rig| {
             rig.ready();
             rig.ended("a", Ending::Failed(fail(ErrorCategory::Auth)));
@@ -622,7 +660,7 @@ fn waiting_messages_can_be_edited_and_cancelled_until_they_run() {
     let sent = Effect::Send {
         turn: id("b"),
         prompt: "other".into(),
-        recovery: false,
+        again: None,
     };
     assert!(rig.effects.contains(&sent));
     assert_eq!(rig.ends("c"), [TurnStatus::Interrupted]);
@@ -703,12 +741,13 @@ fn a_message_is_never_written_to_an_outdated_worker_that_was_taken_over() {
         sends,
         noted: false,
         resumable: true,
+        again: None,
         left: FIRST_EVENT,
     };
     for (sends, state) in [(0, State::Starting), (1, State::Recovering)] {
         let mut rig = Rig::new();
         let message = (id("a"), "prompt a".to_owned());
-        rig.machine = Machine::attaching(Timing::new(FIRST_EVENT), message, legacy(sends));
+        rig.machine = Machine::attaching(plain(), message, legacy(sends));
         rig.on(Input::Outdated(Generation(1)));
         let effects = rig.on(Input::Adopted(Generation(1), Adopted::NeverSent));
         assert_eq!(effects, [Effect::Dispose, Effect::Acquire]);
@@ -717,7 +756,7 @@ fn a_message_is_never_written_to_an_outdated_worker_that_was_taken_over() {
     // One that has it goes on to its end.
     let mut rig = Rig::new();
     let message = (id("a"), "prompt a".to_owned());
-    rig.machine = Machine::attaching(Timing::new(FIRST_EVENT), message, legacy(0));
+    rig.machine = Machine::attaching(plain(), message, legacy(0));
     rig.on(Input::Outdated(Generation(1)));
     let has = Adopted::Has {
         seen: true,

@@ -4,6 +4,15 @@ use ade_protocol::event::{ErrorCategory, Event, NoticeLevel};
 use ade_protocol::frame::code;
 
 use super::Failure;
+use crate::classify;
+
+/// What an agent is told that is to go on where a login token had expired. No
+/// message of the user's: it stands in no transcript and in no queue.
+pub(super) const CONTINUE: &str = "The connection was interrupted while you were working and is \
+     back now. Continue exactly where you stopped; do not repeat what you have already said or done.";
+
+/// What clients show meanwhile.
+pub(super) const RECONNECTING: &str = "reconnecting";
 
 /// Failures after which the same message may be sent again, provided that
 /// nothing of the turn was seen.
@@ -21,6 +30,45 @@ pub(super) fn ends_worker(failure: &Failure) -> bool {
             failure.category,
             ErrorCategory::Exited | ErrorCategory::Protocol | ErrorCategory::Lease
         )
+}
+
+/// Whether a login token has expired that a new worker may renew.
+pub(super) fn is_stale_token(failure: &Failure) -> bool {
+    failure.kind == classify::STALE_TOKEN
+}
+
+/// Whether the agent that was to be resumed is not there any more.
+pub(super) fn is_agent_gone(failure: &Failure) -> bool {
+    [classify::AGENT_NOT_FOUND, code::SESSION_NOT_FOUND].contains(&failure.kind.as_str())
+}
+
+/// An expired login token as the reason of something else. What the provider
+/// said of it is never shown: it tells the user to do what is done for them.
+pub(super) fn expired(failure: &Failure) -> Failure {
+    let message = "the provider's sign-in had expired";
+    without_words(failure, message)
+}
+
+/// An expired login token that connecting again did not renew.
+pub(super) fn signed_out(failure: &Failure) -> Failure {
+    let message = "your session with the provider has expired, and connecting again did not renew \
+                   it; sign in again, then send the message again";
+    without_words(failure, message)
+}
+
+/// The failure in our words. The id of the request, for the provider's support,
+/// is all that is kept of theirs.
+fn without_words(failure: &Failure, message: &str) -> Failure {
+    let theirs = [Some(&failure.message), failure.detail.as_ref()];
+    let mut ids = theirs
+        .into_iter()
+        .flatten()
+        .filter_map(|text| classify::request_id(text));
+    let ours = Failure::new(&failure.kind, ErrorCategory::Auth, message);
+    match ids.next() {
+        Some(id) => ours.with_detail(format!("request id: {id}")),
+        None => ours,
+    }
 }
 
 /// Whether the session file shows that the agent went on with the message
@@ -57,14 +105,11 @@ pub(super) fn recovery_notice(cause: Option<&Failure>) -> Event {
 }
 
 /// The failure of a turn whose second send failed too.
-pub(super) fn failed_twice(first: Option<Failure>, second: Failure) -> Failure {
-    let message = match first {
-        Some(first) => format!(
-            "{} (first: {}); the message was sent twice and is not sent again",
-            second.message, first.message
-        ),
-        None => second.message.clone(),
-    };
+pub(super) fn failed_twice(first: &Failure, second: Failure) -> Failure {
+    let message = format!(
+        "{} (first: {}); the message was sent twice and is not sent again",
+        second.message, first.message
+    );
     Failure { message, ..second }
 }
 

@@ -125,8 +125,8 @@ impl Machine {
         });
         self.queue.push_front(row);
         let within = match mode {
-            Interrupt::Continue => self.timing.interrupt,
-            Interrupt::Replace => self.timing.abort,
+            Interrupt::Continue => self.rules.timing.interrupt,
+            Interrupt::Replace => self.rules.timing.abort,
         };
         match self.state {
             State::Idle => self.next(now, out),
@@ -143,7 +143,7 @@ impl Machine {
         self.drop_cleared(out);
         let rows: Vec<Queued> = self.queue.drain(..).collect();
         out.extend(rows.iter().map(|row| Effect::Dequeue(row.turn.clone())));
-        let until = now + self.timing.queue_recovery;
+        let until = now + self.rules.timing.queue_recovery;
         self.cleared = Some(Cleared { rows, until });
         self.held = false;
     }

@@ -66,6 +66,8 @@ struct Host {
     answers: Vec<UiResponse>,
     later: VecDeque<String>,
     disposer: Option<RequestId>,
+    /// How much later an abort is answered.
+    slow_abort: Duration,
 }
 
 /// What `init` opened.
@@ -117,6 +119,7 @@ pub(crate) fn run() -> ExitCode {
         answers: Vec::new(),
         later: VecDeque::new(),
         disposer: None,
+        slow_abort: Duration::ZERO,
     };
     loop {
         let frame = match host.input.recv() {

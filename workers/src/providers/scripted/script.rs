@@ -50,6 +50,12 @@ pub(super) enum Step {
     Events(u64, usize),
     /// `!error TEXT`
     Error(String),
+    /// `!stale-token`: the turn fails as one does whose login token has expired.
+    StaleToken,
+    /// `!forget`: the agent is not there any more when it is to be resumed.
+    Forget,
+    /// `!slow-abort MS`: from now on an abort is answered so much later.
+    SlowAbort(Duration),
     /// `!env NAME`
     Env(String),
     /// `!tool NAME TEXT`
@@ -134,6 +140,9 @@ fn step(line: &str, recovery: bool) -> Result<Step, String> {
         "stderr" => Step::Stderr(number(0)?),
         "events" => Step::Events(number(0)?, usize::try_from(number(1)?).map_err(|_| bad())?),
         "error" => Step::Error(text()),
+        "stale-token" => Step::StaleToken,
+        "forget" => Step::Forget,
+        "slow-abort" => Step::SlowAbort(millis(0)?),
         "env" => Step::Env(text()),
         "tool" => {
             let (tool, text) = rest.split_once(' ').ok_or_else(bad)?;

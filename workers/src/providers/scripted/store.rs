@@ -22,6 +22,8 @@ pub(super) struct Store {
     said: Vec<String>,
     /// Whether anything came after the last of them.
     answered: bool,
+    /// The agent is not there any more.
+    forgotten: bool,
 }
 
 impl Store {
@@ -74,11 +76,16 @@ impl Store {
             leaf: None,
             said: Vec::new(),
             answered: true,
+            forgotten: false,
         };
         match fs::read(&store.path) {
             Ok(bytes) => store.load(&bytes),
             Err(error) if error.kind() == io::ErrorKind::NotFound && !choice.resume => {}
             Err(_) => return Err(missing(&store.path.to_string_lossy())),
+        }
+        if store.forgotten {
+            let message = format!("agent not found (operation=agent.resume, id={})", store.id);
+            return Err(("agent_not_found", message));
         }
         Ok(store)
     }
@@ -117,12 +124,17 @@ impl Store {
 
     /// Adds the agent's answer.
     pub(super) fn assistant(&mut self, text: &str, stop_reason: &str) {
-        self.answered = true;
+        self.answered |= says_something(text, stop_reason);
         self.message(&json!({
             "role": "assistant",
             "content": [{"type": "text", "text": text}],
             "stopReason": stop_reason,
         }));
+    }
+
+    /// Notes that the agent is gone: nobody can resume it.
+    pub(super) fn forget(&mut self) {
+        self.write(&json!({"type": "custom", "customType": FORGOTTEN}));
     }
 
     fn load(&mut self, bytes: &[u8]) {
@@ -137,23 +149,34 @@ impl Store {
                 continue;
             }
             self.leaf = id.or(self.leaf.take());
+            self.forgotten |= entry["customType"] == FORGOTTEN;
             let message = &entry["message"];
-            self.answered = message["role"] != "user";
-            if message["role"] == "user" {
-                self.said.push(text_of(&message["content"]));
+            let text = text_of(&message["content"]);
+            match message["role"].as_str() {
+                Some("user") => {
+                    self.answered = false;
+                    self.said.push(text);
+                }
+                Some(_) => {
+                    let stop_reason = message["stopReason"].as_str().unwrap_or_default();
+                    self.answered |= says_something(&text, stop_reason);
+                }
+                None => {}
             }
         }
     }
 
     fn message(&mut self, message: &Value) {
+        self.write(&json!({"type": "message", "message": message}));
+    }
+
+    /// Writes an entry with its place in the tree of entries.
+    fn write(&mut self, entry: &Value) {
         let id = uuid::Uuid::new_v4().simple().to_string()[..8].to_owned();
-        let entry = json!({
-            "type": "message",
-            "id": id,
-            "parentId": self.leaf,
-            "timestamp": now(),
-            "message": message,
-        });
+        let mut entry = entry.clone();
+        entry["id"] = id.as_str().into();
+        entry["parentId"] = self.leaf.take().into();
+        entry["timestamp"] = now().into();
         self.leaf = Some(id);
         if let Err(error) = self.append(&entry) {
             // A diagnostic of a test double; the turn goes on.
@@ -186,6 +209,15 @@ impl Store {
         };
         file.write_all(format!("{entry}\n").as_bytes())
     }
+}
+
+/// Kind of the entry of an agent that is gone.
+const FORGOTTEN: &str = "ade_forgotten";
+
+/// Whether an answer is one: an agent that failed, or was ended, before its
+/// first word has not gone on with the message.
+fn says_something(text: &str, stop_reason: &str) -> bool {
+    !text.is_empty() || !["error", "aborted"].contains(&stop_reason)
 }
 
 /// A file that is there must be the session itself: what is written through a

@@ -32,6 +32,7 @@ struct Spoken {
 }
 
 /// How the steps of a turn ended.
+#[derive(PartialEq, Eq)]
 enum Ended {
     Done,
     Failed(String),
@@ -77,6 +78,10 @@ impl Host {
         {
             spoken.message = new_id("msg");
             ended = self.prompt(&prompt, false, &mut spoken);
+        }
+        if ended == Ended::Stopped(Stop::Aborted) {
+            // Nothing is heard meanwhile, as of an agent that is busy.
+            std::thread::sleep(self.slow_abort);
         }
         let (status, stop_reason, error) = match &ended {
             Ended::Done => (SendStatus::Completed, "stop", None),
@@ -151,6 +156,13 @@ impl Host {
             Step::LongTool(time) => return self.long_tool(time),
             Step::Events(count, size) => return self.flood(count, size, spoken),
             Step::Error(text) => return Ended::Failed(text),
+            Step::StaleToken => return Ended::Failed(stale_token()),
+            Step::SlowAbort(time) => self.slow_abort = time,
+            Step::Forget => {
+                if let Some(store) = self.store() {
+                    store.forget();
+                }
+            }
             Step::Env(name) => {
                 let value = std::env::var(&name).unwrap_or_else(|_| "unset".into());
                 self.tell(&value, spoken);
@@ -473,6 +485,16 @@ fn question(origin: CardOrigin, kind: CardKind, message: String) -> CardPayload 
         source_id: None,
         detail: None,
     }
+}
+
+/// What an agent says whose login token has expired: two fragments that a broker
+/// knows, broken over lines, with the id of a request behind them.
+fn stale_token() -> String {
+    format!(
+        "[unauthenticated] Authentication error\nIf you are logged in, try logging out and back in. \
+         (request id: {})",
+        new_id("req")
+    )
 }
 
 fn new_id(kind: &str) -> String {
