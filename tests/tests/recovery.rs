@@ -1,10 +1,13 @@
 //! What a replaced worker knows: the file once more, or the transcript told to a
-//! fresh agent. On the scripted provider.
+//! fresh agent; how a silent one is let go; and what happens when a login token
+//! has expired. On the scripted provider.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use ade_tests::ade::Ade;
-use ade_tests::rpc::{Rpc, text_of};
+use ade_tests::rpc::{Rpc, text_of, types_of};
+use ade_tests::turns::{dones, of_type};
 use ade_tests::wait::wait_true;
 use serde_json::{Value, json};
 
@@ -58,6 +61,31 @@ fn flags(ade: &Ade, chat: &str) -> (bool, bool) {
         |row| Ok((row.get(0)?, row.get(1)?)),
     )
     .expect("the session")
+}
+
+/// Where the running turn stands, in `state.db`.
+fn standing(ade: &Ade, chat: &str) -> String {
+    let db = rusqlite::Connection::open(ade.home().join("state.db")).expect("state.db");
+    let query = "SELECT state FROM turns WHERE session_id = ?1";
+    let state = db.query_row(query, [chat], |row| row.get(0));
+    state.expect("a running turn")
+}
+
+/// Sends a message to a client that listens already, so that it hears what is
+/// kept nowhere too. Gives all events of the turn.
+fn heard(ade: &Ade, chat: &str, prompt: &str) -> Vec<Value> {
+    let mut rpc = ade.rpc();
+    rpc.subscribe(chat, 0);
+    let (turn, _) = ade.send(&mut rpc, chat, prompt);
+    let events = rpc.until_done(&turn);
+    let of_it = |event: &Value| event["turnId"] == turn.as_str();
+    events.into_iter().filter(of_it).collect()
+}
+
+/// The next message simply works.
+fn goes_on(ade: &Ade, chat: &str) {
+    assert_eq!(text_of(&ade.turn(chat, "next")), "You said: next");
+    assert_eq!(flags(ade, chat), (false, false));
 }
 
 const REPLAY: &str = "[providers.scripted]\nrecovery = \"replay\"\n";
@@ -169,4 +197,317 @@ fn f05_a_message_that_the_agent_went_on_with_is_not_sent_again() {
         3,
         "by a worker that is trusted"
     );
+}
+
+const RECONNECTS: &str =
+    "[providers.scripted]\nrecovery = \"replay\"\nstale_token = \"reconnect\"\n";
+
+/// What the agent says of an expired token, in part: never shown to anybody.
+const RAW: &str = "logging out";
+
+#[test]
+fn r07_an_expired_token_before_any_event_is_met_without_a_word() {
+    let (ade, _, chat) = started(RECONNECTS);
+    ade.turn(&chat, "hello");
+    let first = file(&ade, &chat);
+    let prompt = "!stale-token-once\n\n  !emit sp  \u{e4}  ced\n\n";
+    let events = heard(&ade, &chat, prompt);
+    let kinds = ["user_message", "status", "text", "status", "done"];
+    assert_eq!(types_of(&events), kinds, "nothing else: {events:?}");
+    assert_eq!(status(&events), "completed");
+    assert_eq!(ade.session(&chat)["generation"], 2);
+    // The same agent got the same bytes: they stand in its file once.
+    assert_eq!(file(&ade, &chat), first);
+    assert_eq!(users(&first), ["hello", prompt]);
+    assert!(ade.files_with(RAW).is_empty());
+    goes_on(&ade, &chat);
+    assert_eq!(ade.session(&chat)["generation"], 2);
+}
+
+#[test]
+fn r08_an_expired_token_after_an_event_lets_the_agent_go_on() {
+    let (ade, mut rpc, chat) = started(RECONNECTS);
+    let prompt = "!emit half, \n!stale-token-once";
+    let events = heard(&ade, &chat, prompt);
+    assert_eq!(status(&events), "completed", "{events:?}");
+    let signs = of_type(&events, "activity");
+    assert_eq!(signs, [json!({"type": "activity", "text": "reconnecting"})]);
+    assert!(of_type(&events, "notice").is_empty() && of_type(&events, "error").is_empty());
+    // The agent was told something else than the message, and it is its own.
+    let said = users(&file(&ade, &chat));
+    assert_eq!((said.len(), said[0].as_str()), (2, prompt));
+    assert!(
+        said[1].contains("Continue exactly where you stopped"),
+        "{said:?}"
+    );
+    assert_eq!(text_of(&events), format!("half,You said: {}", said[1]));
+    let kept = ade.checked_transcript(&chat);
+    assert_eq!(of_type(&kept, "user_message").len(), 1);
+    assert!(of_type(&kept, "activity").is_empty(), "never kept");
+    let queue = rpc.call("chat.queue", json!({"sessionId": chat}));
+    assert_eq!(queue["messages"], json!([]));
+    goes_on(&ade, &chat);
+}
+
+#[test]
+fn a_second_expired_token_is_one_error_in_our_words() {
+    let (ade, _, chat) = started(RECONNECTS);
+    ade.turn(&chat, "hello");
+    let first = file(&ade, &chat);
+    let events = heard(&ade, &chat, "!stale-token");
+    assert_eq!(status(&events), "failed");
+    assert_eq!(of_type(&events, "error").len(), 1);
+    assert!(of_type(&events, "notice").is_empty(), "{events:?}");
+    let error = error(&events);
+    assert_eq!(error["category"], "auth");
+    let message = error["message"].as_str().expect("a text");
+    assert!(message.contains("sign in again"), "{message}");
+    let detail = error["detail"].as_str().unwrap_or_default();
+    let mut lines = detail.lines();
+    assert_eq!(lines.next(), Some("kind: stale_token"));
+    assert!(
+        lines
+            .next()
+            .is_some_and(|line| line.starts_with("request id: req_"))
+    );
+    assert!(ade.files_with(RAW).is_empty(), "{:?}", ade.files_with(RAW));
+    assert_eq!(users(&first), ["hello", "!stale-token"], "stands once");
+    assert_eq!(ade.session(&chat)["generation"], 2, "no third time");
+    goes_on(&ade, &chat);
+    assert_eq!(file(&ade, &chat), first, "the same agent all along");
+    let code = ade
+        .run(&["chat", "send", &chat, "--wait", "!stale-token"])
+        .status
+        .code();
+    assert_eq!(code, Some(6), "like any login that is refused");
+}
+
+#[test]
+fn r10_an_expired_token_of_an_agent_that_cannot_reconnect_is_an_error_at_once() {
+    let (ade, _, chat) = started(REPLAY);
+    for prompt in ["!stale-token-once", "!error 401 invalid api key"] {
+        let events = heard(&ade, &chat, prompt);
+        assert_eq!(status(&events), "failed");
+        assert_eq!(error(&events)["category"], "auth");
+    }
+    assert_eq!(
+        ade.session(&chat)["generation"],
+        1,
+        "no worker was replaced"
+    );
+    goes_on(&ade, &chat);
+}
+
+#[test]
+fn an_expired_token_is_met_by_the_next_broker_when_this_one_dies() {
+    for (before, planned) in [("", "reconnecting"), ("!emit half\n", "continuing")] {
+        let (mut ade, mut rpc, chat) = started(RECONNECTS);
+        ade.turn(&chat, "hello");
+        // It takes long to leave: time enough for the broker to die.
+        let prompt = format!("!ignore-term\n{before}!stale-token-once\n!emit there");
+        let (turn, _) = ade.send(&mut rpc, &chat, &prompt);
+        ade.wait_state(&chat, "recovering");
+        drop(rpc);
+        ade.kill_broker();
+        assert_eq!(flags(&ade, &chat), (false, true), "the agent stays");
+        assert_eq!(standing(&ade, &chat), planned);
+        ade.serve();
+        let mut rpc = ade.rpc();
+        rpc.subscribe(&chat, 0);
+        let events = rpc.until_done(&turn);
+        assert_eq!(status(&events), "completed", "{events:?}");
+        let said = users(&file(&ade, &chat));
+        assert_eq!(said[..2], ["hello", prompt.as_str()]);
+        assert_eq!(said.len(), if before.is_empty() { 2 } else { 3 });
+        let kept = ade.checked_transcript(&chat);
+        assert_eq!(of_type(&kept, "user_message").len(), 2);
+        for kind in ["notice", "error"] {
+            assert!(of_type(&kept, kind).is_empty(), "{kept:?}");
+        }
+        goes_on(&ade, &chat);
+    }
+}
+
+#[test]
+fn r23_an_agent_that_is_gone_is_replaced_by_one_that_is_told_the_chat() {
+    let (ade, mut rpc, chat) = started(REPLAY);
+    ade.turn(&chat, "remember the blue door");
+    ade.turn(&chat, "!emit ok\n!forget");
+    let first = file(&ade, &chat);
+    rpc.call("chat.stop", json!({"sessionId": chat}));
+    let events = ade.turn(&chat, "!recall");
+    assert_eq!(status(&events), "completed", "{events:?}");
+    let told = text_of(&events);
+    assert!(told.contains("blue door"), "{told}");
+    assert_eq!(told.matches(HEADER).count(), 1, "{told}");
+    for kind in ["notice", "error"] {
+        assert!(of_type(&events, kind).is_empty(), "{events:?}");
+    }
+    let second = file(&ade, &chat);
+    assert_ne!(first, second);
+    assert_eq!(ade.births(&chat), 3, "one was refused, none was poisoned");
+    let told = text_of(&ade.turn(&chat, "!recall"));
+    assert_eq!(told.matches(HEADER).count(), 1, "not told again: {told}");
+    goes_on(&ade, &chat);
+    assert_eq!(file(&ade, &chat), second);
+}
+
+#[test]
+fn an_agent_that_is_gone_and_cannot_be_told_the_chat_is_an_error() {
+    let (ade, mut rpc, chat) = started("");
+    ade.turn(&chat, "!emit ok\n!forget");
+    rpc.call("chat.stop", json!({"sessionId": chat}));
+    let events = ade.turn(&chat, "hello");
+    assert_eq!(status(&events), "failed");
+    assert_eq!(error(&events)["category"], "not_found");
+    assert_eq!((ade.births(&chat), flags(&ade, &chat)), (2, (false, false)));
+}
+
+#[test]
+fn r20_a_fresh_agent_that_was_decided_on_is_had_by_the_next_broker_once() {
+    let (mut ade, rpc, chat) = started(REPLAY);
+    ade.turn(&chat, "remember the blue door");
+    ade.turn(&chat, "!hang");
+    drop(rpc);
+    ade.kill_broker();
+    assert_eq!(flags(&ade, &chat), (true, false));
+    ade.serve();
+    let told = text_of(&ade.turn(&chat, "!recall"));
+    assert_eq!(told.matches(HEADER).count(), 1, "{told}");
+    let fresh = file(&ade, &chat);
+    goes_on(&ade, &chat);
+    assert_eq!(file(&ade, &chat), fresh, "once");
+}
+
+#[test]
+fn a_connection_that_drops_before_any_event_is_told_and_sent_again() {
+    let (ade, _, chat) = started("");
+    for (script, why) in [
+        ("!error-once socket hang up", "The connection dropped"),
+        ("!crash-once 7", "exit code 7"),
+    ] {
+        let prompt = format!("{script}\n!emit done");
+        let events = heard(&ade, &chat, &prompt);
+        assert_eq!(
+            (status(&events), text_of(&events).as_str()),
+            ("completed", "done")
+        );
+        let notices = of_type(&events, "notice");
+        assert_eq!(notices.len(), 1, "{events:?}");
+        let message = notices[0]["message"].as_str().expect("a text");
+        assert!(message.contains(why) && message.contains("sent your message again"));
+        let said = users(&file(&ade, &chat));
+        assert_eq!(said.iter().filter(|text| **text == prompt).count(), 1);
+    }
+    let events = ade.turn(&chat, "!emit half\n!error socket hang up");
+    assert_eq!(error(&events)["category"], "network", "not after an event");
+    assert_eq!(ade.session(&chat)["generation"], 3);
+    goes_on(&ade, &chat);
+}
+
+#[test]
+fn a_silent_run_has_its_moment_to_end_and_no_longer() {
+    // One that answers costs nothing of a bound that is never reached.
+    let (ade, _, chat) = started("[turns]\ncancel_ms = 600000\n");
+    let events = ade.turn(&chat, "!hang-once\n!emit done");
+    assert_eq!(status(&events), "completed");
+    drop(ade);
+    // One that reads nothing any more costs all of it.
+    let (ade, _, chat) = started("[turns]\ncancel_ms = 2500\n");
+    let begin = Instant::now();
+    let events = ade.turn(&chat, "!stop-reading-once\n!hang-once\n!emit done");
+    assert_eq!(status(&events), "completed", "{events:?}");
+    let bounds = Duration::from_millis(300 + 2500);
+    assert!(begin.elapsed() >= bounds, "{:?}", begin.elapsed());
+    goes_on(&ade, &chat);
+}
+
+#[test]
+fn what_a_run_says_late_that_was_given_up_has_no_effect() {
+    let (ade, _, chat) = started("[turns]\ncancel_ms = 100\n");
+    // It answers `interrupted` while the next worker is awaited.
+    let events = heard(&ade, &chat, "!slow-abort 600\n!hang-once\n!emit done");
+    assert_eq!(
+        (status(&events), text_of(&events).as_str()),
+        ("completed", "done")
+    );
+    assert_eq!(dones(&ade.checked_transcript(&chat)).len(), 1);
+    goes_on(&ade, &chat);
+}
+
+/// A chat whose silent worker takes long to end its run.
+fn cancelling(before: &str) -> (Ade, Rpc, String, String) {
+    let (ade, mut rpc, chat) = started("[turns]\ncancel_ms = 600000\n");
+    let script = format!("{before}!slow-abort 1200\n!hang-once\n!emit done");
+    rpc.subscribe(&chat, 0);
+    let (turn, _) = ade.send(&mut rpc, &chat, &script);
+    ade.wait_state(&chat, "recovering");
+    (ade, rpc, chat, turn)
+}
+
+#[test]
+fn r15_a_stop_while_a_silent_run_ends_is_honoured() {
+    let (ade, mut rpc, chat, turn) = cancelling("");
+    rpc.call("chat.abort", json!({"sessionId": chat}));
+    let events = rpc.until_done(&turn);
+    assert_eq!(status(&events), "interrupted");
+    assert_eq!(
+        of_type(&events, "notice").len(),
+        0,
+        "nothing was sent again"
+    );
+    assert_eq!(text_of(&events), "");
+    assert_eq!(dones(&ade.checked_transcript(&chat)).len(), 1);
+    assert_eq!(
+        ade.session(&chat)["generation"],
+        2,
+        "the recovery completes"
+    );
+    goes_on(&ade, &chat);
+}
+
+#[test]
+fn r16_a_steer_while_a_silent_run_ends_is_a_turn_of_its_own_behind_it() {
+    let (ade, mut rpc, chat, turn) = cancelling("");
+    let asked = json!({"sessionId": chat, "prompt": "and this"});
+    let steered = rpc.call("chat.steer", asked);
+    assert_eq!(steered["outcome"], "queued");
+    let own = steered["turnId"].as_str().expect("a turn").to_owned();
+    let events = rpc.until_done(&own);
+    let all = dones(&events);
+    let completed = |turn: &str| (turn.to_owned(), "completed".to_owned());
+    assert_eq!(all, [completed(&turn), completed(&own)]);
+    assert_eq!(text_of(&events), "doneYou said: and this");
+    let cancelled = of_type(&events, "notice")
+        .iter()
+        .filter(|notice| {
+            notice["message"]
+                .as_str()
+                .is_some_and(|text| text.contains("dropped:"))
+        })
+        .count();
+    assert_eq!(cancelled, 0, "delivered, so not cancelled");
+    goes_on(&ade, &chat);
+}
+
+#[test]
+fn a_silent_run_that_was_given_up_stays_given_up_when_the_broker_dies() {
+    let (mut ade, rpc, chat, turn) = cancelling("");
+    drop(rpc);
+    ade.kill_broker();
+    assert_eq!(standing(&ade, &chat), "recovering");
+    assert_eq!(flags(&ade, &chat), (false, true));
+    // Its worker lives, and is about to say `interrupted`.
+    ade.serve();
+    let mut rpc = ade.rpc();
+    rpc.subscribe(&chat, 0);
+    let events = rpc.until_done(&turn);
+    assert_eq!(
+        (status(&events), text_of(&events).as_str()),
+        ("completed", "done")
+    );
+    assert_eq!(users(&file(&ade, &chat)).len(), 1, "stands once");
+    assert_eq!(ade.session(&chat)["generation"], 2);
+    assert_eq!(dones(&ade.checked_transcript(&chat)).len(), 1);
+    goes_on(&ade, &chat);
 }
