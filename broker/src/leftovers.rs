@@ -58,10 +58,16 @@ pub async fn close(
             })
             .await?;
     }
+    // What survived the sweep may still write: its journal was kept for it. And
+    // so was that of each worker that is taken over.
+    let kept: std::collections::BTreeSet<SessionId> = crate::journal::read_all(home)
+        .map(|journals| journals.entries.into_iter().map(|entry| entry.session_id))
+        .map(Iterator::collect)
+        .unwrap_or_default();
     let files = state.run(crate::state::State::sessions).await?;
     let files: Vec<std::path::PathBuf> = files
         .into_iter()
-        .filter(|row| taken_over.generation(&row.session_id).is_none())
+        .filter(|row| !kept.contains(&row.session_id))
         .filter_map(|row| crate::providers::session_file(home, &row))
         .collect();
     let freed = tokio::task::spawn_blocking(move || {
@@ -78,9 +84,7 @@ pub async fn close(
         .collect();
     let count = turns.len();
     for turn in turns {
-        let message = "the broker ended in the middle of this turn and its worker was stopped; \
-                       send the message again if you still want it"
-            .to_owned();
+        let message = what_became(&turn.session_id, taken_over);
         let mut events = if taken_over.unbegun.contains(&turn.turn_id) {
             crate::session::beginning(&turn.prompt).into()
         } else {
@@ -119,6 +123,29 @@ pub async fn close(
             .await?;
     }
     Ok(count)
+}
+
+/// What is known of a turn whose worker is not taken over.
+fn what_became(session: &SessionId, taken_over: &Takeover) -> String {
+    let worker = match taken_over.damaged.as_slice() {
+        _ if taken_over.recorded.contains(session) => "its worker was stopped".to_owned(),
+        [] => "its worker is gone".to_owned(),
+        damaged => {
+            let names: Vec<_> = damaged
+                .iter()
+                .map(|path| path.display().to_string())
+                .collect();
+            let (names, are) = (names.join(", "), if names.len() > 1 { "are" } else { "is" });
+            format!(
+                "what became of its worker is not known, for {names} {are} damaged; if it still \
+                 runs, it is told to stop when it reports"
+            )
+        }
+    };
+    format!(
+        "the broker ended in the middle of this turn and {worker}; send the message again if you \
+         still want it"
+    )
 }
 
 fn note(result: Result<(), TranscriptError>, session: &SessionId) {

@@ -21,6 +21,7 @@ pub mod clock;
 pub mod config;
 pub mod endpoint;
 pub mod environment;
+pub mod footing;
 pub mod home;
 pub mod hub;
 pub mod journal;
@@ -43,6 +44,7 @@ pub mod sweep;
 pub mod takeover;
 pub mod transcript;
 pub mod turn;
+mod unknown;
 pub mod usage;
 
 mod serve;

@@ -365,6 +365,12 @@ pub struct Registry {
     expected: Mutex<HashMap<WorkerId, Expected>>,
 }
 
+enum Admitted {
+    Expected(mpsc::Sender<Connection>),
+    WrongToken,
+    Unknown,
+}
+
 #[derive(Debug)]
 struct Expected {
     token_hash: String,
@@ -441,46 +447,59 @@ impl Registry {
         self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn admit(&self, hello: &Hello) -> Option<mpsc::Sender<Connection>> {
+    fn admit(&self, hello: &Hello) -> Admitted {
         let map = self.map();
-        let expected = map.get(&hello.worker_id)?;
+        let Some(expected) = map.get(&hello.worker_id) else {
+            return Admitted::Unknown;
+        };
         // Hashes of equal length are compared: their prefix tells nothing
         // about the token.
-        (expected.token_hash == journal::token_hash(&hello.token)).then(|| expected.tx.clone())
+        if expected.token_hash == journal::token_hash(&hello.token) {
+            Admitted::Expected(expected.tx.clone())
+        } else {
+            Admitted::WrongToken
+        }
     }
 
-    /// Reads `hello` from a new connection and hands it to whoever waits.
-    /// Strangers are dropped without an answer.
-    pub async fn welcome(&self, stream: UnixStream) {
+    /// Reads `hello` from a new connection and hands it to whoever waits. Who
+    /// does not speak, or shows a wrong token, is dropped without an answer; a
+    /// worker that nobody knows is given back.
+    pub async fn welcome(&self, stream: UnixStream) -> Option<Connection> {
         let (reader, writer) = stream.into_split();
         let mut reader = FramedRead::with_capacity(reader, LineCodec::default(), HELLO);
         let first = tokio::time::timeout(HELLO_BOUND, reader.next()).await;
         let Ok(Some(Ok(Line::Whole(line)))) = first else {
             tracing::warn!("a connection on the workers' socket said nothing");
-            return;
+            return None;
         };
         let hello = match FromWorker::parse(&codec::text(&line)) {
             Ok(Known::Frame(FromWorker::Hello(hello))) => hello,
             Ok(_) => {
                 tracing::warn!("a connection on the workers' socket did not begin with hello");
-                return;
+                return None;
             }
             Err(fault) => {
                 tracing::warn!(%fault, "a connection on the workers' socket spoke no frame");
-                return;
+                return None;
             }
         };
-        let Some(tx) = self.admit(&hello) else {
-            tracing::warn!(worker = %hello.worker_id, "an unknown worker or a wrong token");
-            return;
-        };
+        let admitted = self.admit(&hello);
         let connection = Connection {
             hello,
             reader,
             writer,
         };
+        let tx = match admitted {
+            Admitted::Expected(tx) => tx,
+            Admitted::WrongToken => {
+                tracing::warn!(worker = %connection.hello.worker_id, "a wrong token");
+                return None;
+            }
+            Admitted::Unknown => return Some(connection),
+        };
         if tx.send_timeout(connection, HELLO_BOUND).await.is_err() {
             tracing::warn!("nobody waits for this worker any more");
         }
+        None
     }
 }

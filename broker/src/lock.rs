@@ -21,7 +21,7 @@ use fs4::{FileExt, TryLockError};
 use serde::{Deserialize, Serialize};
 
 use crate::home::Home;
-use crate::{clock, files};
+use crate::{clock, files, footing};
 
 /// How long a loser tries on while the lock has no name.
 const NAME_WAIT: Duration = Duration::from_millis(500);
@@ -62,6 +62,18 @@ pub enum LockError {
         /// Which one.
         Box<Holder>,
     ),
+    /// The lock was free, for its file had been removed under a broker that
+    /// still listens.
+    #[error(
+        "the lock was free, and yet a broker{} listens on {} and does not let go of it",
+        pid.map_or_else(String::new, |pid| format!(", process {pid},")), path.display()
+    )]
+    StillListening {
+        /// Its pid, where the system tells.
+        pid: Option<i32>,
+        /// Its socket.
+        path: PathBuf,
+    },
     /// The lock file cannot be used.
     #[error("could not {operation} the broker lock {}", path.display())]
     Io {
@@ -92,7 +104,7 @@ impl LockError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::AlreadyRunning(_) => exit::ALREADY_RUNNING,
+            Self::AlreadyRunning(_) | Self::StillListening { .. } => exit::ALREADY_RUNNING,
             Self::Stuck(_) => exit::TIMED_OUT,
             Self::Io { .. } => exit::FAILED,
         }
@@ -105,6 +117,8 @@ impl LockError {
             Self::AlreadyRunning(Some(holder)) if is_stopped(holder.pid) => remedies(holder.pid),
             Self::AlreadyRunning(_) => vec!["use it, or end it with `ade stop`".into()],
             Self::Stuck(holder) => remedies(holder.pid),
+            Self::StillListening { pid: Some(pid), .. } => remedies(*pid),
+            Self::StillListening { pid: None, .. } => Vec::new(),
             Self::Io { path, source, .. } => {
                 vec![files::remedy(path, source).unwrap_or_else(|| {
                     "ADE_HOME must be on a file system with locks; choose another one".into()
@@ -118,6 +132,7 @@ impl LockError {
 #[derive(Debug)]
 pub struct BrokerLock {
     file: File,
+    path: PathBuf,
     holder: Holder,
 }
 
@@ -151,7 +166,7 @@ impl BrokerLock {
             version: version.to_owned(),
         };
         write_holder(&mut file, &holder).map_err(io("write"))?;
-        Ok(Self { file, holder })
+        Ok(Self { file, path, holder })
     }
 
     /// Like [`BrokerLock::take`], but waits up to `bound` for the holder to
@@ -169,6 +184,15 @@ impl BrokerLock {
                 other => return other,
             }
         }
+    }
+
+    /// Whether the lock file still is at its place. A lock on a removed one keeps
+    /// nobody out.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        let held = self.file.metadata();
+        held.is_ok_and(|held| footing::is_same(&self.path, (held.dev(), held.ino())))
     }
 
     /// What the lock file says of us.

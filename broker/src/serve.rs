@@ -9,6 +9,8 @@
 //! orphan grace and connect to the next broker, which takes them over
 //! ([`crate::takeover`]): turns, cards and sequence numbers go on as if nothing
 //! had happened. `ade serve --replace` does the same politely.
+//!
+//! A home that is removed under the broker is noticed ([`crate::footing`]).
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -18,13 +20,14 @@ use std::time::Duration;
 
 use ade_protocol::rpc::RuntimeInfo;
 use ade_protocol::{WorkerId, exit};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::actions::About;
 use crate::cgroups::Cgroups;
 use crate::config::{Config, ConfigError};
+use crate::footing::{self, Footing, Ground};
 use crate::home::{Home, HomeError};
 use crate::hub::Hub;
 use crate::link::Registry;
@@ -36,7 +39,7 @@ use crate::shared::Shared;
 use crate::socket::{self, BoundSocket, SocketError};
 use crate::spawn::{SpawnError, Spawner};
 use crate::state::{State, StateError, StateHandle};
-use crate::{clock, endpoint, leftovers, limits, sweep, takeover};
+use crate::{clock, endpoint, leftovers, limits, sweep, takeover, unknown};
 
 /// How long all sessions may take to stop. The escort of each has bounds of its
 /// own; this one only guards the broker's end.
@@ -53,6 +56,13 @@ const REPLACE_BOUND: Duration = Duration::from_secs(40);
 
 /// How long a stopped one may take to go on.
 const STOPPED: Duration = Duration::from_secs(1);
+
+/// How long a broker may take to notice that its lock file was removed, and to
+/// hand over.
+const PREDECESSOR_BOUND: Duration = Duration::from_secs(8);
+
+/// Pause between two looks whether it has.
+const PREDECESSOR_LOOK: Duration = Duration::from_millis(50);
 
 /// How often it is asked again: the one that was asked may have died, and
 /// another taken its place.
@@ -109,6 +119,12 @@ pub enum ServeError {
     /// Nothing can be started.
     #[error(transparent)]
     Spawn(#[from] SpawnError),
+    /// The home was removed under the running broker.
+    #[error("{} was removed or replaced; its sessions were stopped", home.display())]
+    HomeGone {
+        /// The home.
+        home: PathBuf,
+    },
     /// The signals of the process cannot be watched.
     #[error("the broker cannot watch its signals")]
     Signals(#[source] std::io::Error),
@@ -124,7 +140,9 @@ impl ServeError {
             Self::Config(error) => error.exit_code(),
             Self::State(error) => error.exit_code(),
             Self::Socket(error) => error.exit_code(),
-            Self::Spawn(_) | Self::Signals(_) | Self::Leftovers(_) => exit::FAILED,
+            Self::Spawn(_) | Self::Signals(_) | Self::Leftovers(_) | Self::HomeGone { .. } => {
+                exit::FAILED
+            }
         }
     }
 
@@ -140,6 +158,7 @@ impl ServeError {
             Self::State(_) | Self::Leftovers(_) => "state",
             Self::Socket(_) => "socket",
             Self::Spawn(_) => "spawn",
+            Self::HomeGone { .. } => "home_gone",
             Self::Signals(_) => "signals",
         }
     }
@@ -154,7 +173,7 @@ impl ServeError {
             Self::State(error) => error.hints(),
             Self::Socket(error) => error.hints(),
             Self::Spawn(error) => error.hints(),
-            Self::Signals(_) | Self::Leftovers(_) => Vec::new(),
+            Self::Signals(_) | Self::Leftovers(_) | Self::HomeGone { .. } => Vec::new(),
         }
     }
 }
@@ -166,7 +185,8 @@ impl ServeError {
 pub async fn serve(options: ServeOptions) -> Result<(), ServeError> {
     let home = Home::at(options.home.clone(), options.socket.clone())?.prepare()?;
     let config = Config::load(&home, |name| std::env::var_os(name))?;
-    let lock = take_lock(&home, &options).await?;
+    let mut lock = take_lock(&home, &options).await?;
+    see_predecessor_off(&home).await?;
     if let Err(error) = limits::raise_nofile() {
         tracing::warn!(%error, "the limit of open files was not raised");
     }
@@ -176,9 +196,9 @@ pub async fn serve(options: ServeOptions) -> Result<(), ServeError> {
         fence = broker.manager.shared().fence.0,
         "the broker serves"
     );
-    broker.run().await?;
+    let ended = broker.run(&mut lock).await;
     drop(lock);
-    Ok(())
+    ended
 }
 
 async fn take_lock(home: &Home, options: &ServeOptions) -> Result<BrokerLock, ServeError> {
@@ -218,6 +238,21 @@ async fn stopped_holder(home: &Home) -> Option<Holder> {
     stopped()
 }
 
+/// The lock is ours; and yet a broker may live whose lock file was removed. It
+/// notices and hands over; until then nothing of its sessions is touched.
+async fn see_predecessor_off(home: &Home) -> Result<(), LockError> {
+    let deadline = clock::now() + PREDECESSOR_BOUND;
+    for path in [home.workers_socket(), home.control_socket()] {
+        while let Some(pid) = socket::listener(&path).await {
+            if clock::now() >= deadline {
+                return Err(LockError::StillListening { pid, path });
+            }
+            tokio::time::sleep(PREDECESSOR_LOOK).await;
+        }
+    }
+    Ok(())
+}
+
 /// Asks a running broker to hand over; whether it did is seen by its lock.
 async fn ask_to_hand_over(home: &Home) {
     use ade_protocol::rpc::InitializeParams;
@@ -254,11 +289,23 @@ async fn ask_to_hand_over(home: &Home) {
     }
 }
 
+/// Why a broker ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// It was told to, with its sessions.
+    Stop,
+    /// Its sessions are another broker's.
+    HandOver,
+    /// There is nothing left to serve.
+    HomeGone,
+}
+
 struct Broker {
     manager: Arc<Manager>,
     about: Arc<About>,
     control: BoundSocket,
     workers: BoundSocket,
+    ground: Ground,
 }
 
 impl Broker {
@@ -295,6 +342,10 @@ impl Broker {
             pool: Arc::new(pool),
             home: home.clone(),
         };
+        let ground = Ground::of(home.root()).map_err(|source| HomeError::Prepare {
+            path: home.root().to_owned(),
+            source,
+        })?;
         let manager = Arc::new(Manager::load(Arc::new(shared), takeover).await?);
         let workers = socket::bind(&home.workers_socket())?;
         let control = socket::bind(&home.control_socket())?;
@@ -317,29 +368,75 @@ impl Broker {
             about,
             control,
             workers,
+            ground,
         })
     }
 
-    async fn run(self) -> Result<(), ServeError> {
+    async fn run(mut self, lock: &mut BrokerLock) -> Result<(), ServeError> {
         let mut term = signal(SignalKind::terminate()).map_err(ServeError::Signals)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Signals)?;
         // A closed terminal must not end the agents.
         let mut hangup = signal(SignalKind::hangup()).map_err(ServeError::Signals)?;
         let places = Places::default();
-        loop {
+        let mut looks = tokio::time::interval(footing::LOOK);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let end = loop {
             tokio::select! {
                 accepted = self.control.accept() => self.client(accepted, &places).await,
                 accepted = self.workers.accept() => self.worker(accepted),
-                _ = term.recv() => break,
-                _ = interrupt.recv() => break,
+                _ = term.recv() => break End::Stop,
+                _ = interrupt.recv() => break End::Stop,
                 _ = hangup.recv() => tracing::info!("SIGHUP is ignored"),
-                () = self.about.stop.cancelled() => break,
-                () = self.about.handover.cancelled() => {
-                    self.hand_over().await;
-                    return Ok(());
-                }
+                () = self.about.stop.cancelled() => break End::Stop,
+                () = self.about.handover.cancelled() => break End::HandOver,
+                _ = looks.tick() => if let Some(end) = self.look(lock) {
+                    break end;
+                },
             }
+        };
+        if end == End::HandOver {
+            self.hand_over().await;
+            return Ok(());
         }
+        self.stop(&mut term, &mut interrupt).await;
+        if end == End::HomeGone {
+            let home = self.manager.shared().home.root().to_owned();
+            return Err(ServeError::HomeGone { home });
+        }
+        Ok(())
+    }
+
+    /// Looks whether the home is still there, and mends what can be mended.
+    fn look(&mut self, lock: &mut BrokerLock) -> Option<End> {
+        let home = self.manager.shared().home.clone();
+        match self.ground.footing(lock) {
+            Footing::HomeGone => {
+                tracing::error!(home = %home.root().display(), "the home is gone: the broker ends");
+                return Some(End::HomeGone);
+            }
+            Footing::LockLost => match BrokerLock::take(&home, &self.about.runtime.version) {
+                Ok(again) => {
+                    tracing::warn!("the lock file was removed; the lock was taken again");
+                    *lock = again;
+                }
+                Err(LockError::AlreadyRunning(holder)) => {
+                    tracing::error!(?holder, "another broker has the lock by now: it gets all");
+                    return Some(End::HandOver);
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the lock is lost: the broker ends");
+                    return Some(End::HomeGone);
+                }
+            },
+            Footing::Firm => {}
+        }
+        self.control.bind_again();
+        self.workers.bind_again();
+        None
+    }
+
+    /// Stops every session, within bounds.
+    async fn stop(&self, term: &mut Signal, interrupt: &mut Signal) {
         tracing::info!("the broker stops");
         let manager = Arc::clone(&self.manager);
         let stopping = tokio::spawn(async move { manager.stop_all().await });
@@ -367,7 +464,6 @@ impl Broker {
             () = welcome => {}
         }
         self.manager.shared().cgroups.close();
-        Ok(())
     }
 
     /// Ends without ending anything: workers keep their turns and connect to
@@ -417,8 +513,10 @@ impl Broker {
     fn worker(&self, accepted: std::io::Result<(tokio::net::UnixStream, socket::Peer)>) {
         let shared = Arc::clone(self.manager.shared());
         tokio::spawn(async move {
-            if let Some((stream, _)) = admit(accepted).await {
-                shared.registry.welcome(stream).await;
+            if let Some((stream, _)) = admit(accepted).await
+                && let Some(stranger) = shared.registry.welcome(stream).await
+            {
+                unknown::send_away(&shared.home, shared.fence, stranger).await;
             }
         });
     }

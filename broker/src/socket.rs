@@ -248,6 +248,22 @@ impl BoundSocket {
         &self.path
     }
 
+    /// Binds anew when the socket's file was removed. What somebody else has put
+    /// there is left alone. A failure is logged and the next call tries again.
+    pub(crate) fn bind_again(&mut self) {
+        let gone = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
+        if !fs::symlink_metadata(&self.path).is_err_and(gone) {
+            return;
+        }
+        match bind(&self.path) {
+            Ok(bound) => {
+                tracing::warn!(path = %self.path.display(), "a socket was removed; it was bound again");
+                *self = bound;
+            }
+            Err(error) => tracing::error!(%error, "a socket was removed and not bound again"),
+        }
+    }
+
     /// Whether the file at the path still is this socket's.
     #[must_use]
     pub fn is_reachable(&self) -> bool {
@@ -261,6 +277,12 @@ impl Drop for BoundSocket {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// Whether somebody listens on a socket, and who, where the system tells.
+pub(crate) async fn listener(path: &Path) -> Option<Option<i32>> {
+    let stream = UnixStream::connect(path).await.ok()?;
+    Some(peer(&stream).ok().and_then(|peer| peer.pid))
 }
 
 /// Who is at the other end of a connection.

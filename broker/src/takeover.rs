@@ -6,6 +6,7 @@
 //! message had reached nobody, or was to be sent again anyway.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use ade_leases::process::{Liveness, ProcessIdentity};
 use ade_protocol::{Generation, SessionId, TurnId, WorkerId};
@@ -23,6 +24,10 @@ pub struct Takeover {
     pub legacies: BTreeMap<SessionId, Legacy>,
     /// Running turns of which the transcript knows nothing yet.
     pub unbegun: BTreeSet<TurnId>,
+    /// Sessions whose worker has a journal, whatever became of it.
+    pub recorded: BTreeSet<SessionId>,
+    /// Files that were journals.
+    pub damaged: Vec<PathBuf>,
 }
 
 impl Takeover {
@@ -65,7 +70,9 @@ pub async fn find(home: &Home, state: &StateHandle) -> Result<Takeover, StateErr
     for turn in turns.values().filter(|turn| !turn.begun) {
         takeover.unbegun.insert(turn.row.turn_id.clone());
     }
+    takeover.damaged = journals.damaged;
     for entry in journals.entries {
+        takeover.recorded.insert(entry.session_id.clone());
         let newest = rows
             .iter()
             .any(|row| row.session_id == entry.session_id && row.generation == entry.generation);
