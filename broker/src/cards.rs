@@ -303,6 +303,18 @@ mod tests {
     }
 
     #[test]
+    fn only_so_many_are_open_and_one_that_ends_makes_room() {
+        let mut cards = Cards::default();
+        for index in 0..MAX_OPEN {
+            assert!(cards.add(card(&index.to_string(), CardKind::Text)));
+        }
+        assert!(!cards.add(card("more", CardKind::Text)));
+        assert_eq!(cards.open().len(), MAX_OPEN);
+        assert!(cards.answer(&"0".into(), &yes("x"), "a").is_ok());
+        assert!(cards.add(card("more", CardKind::Text)));
+    }
+
+    #[test]
     fn a_secret_is_not_kept() {
         let mut cards = Cards::default();
         cards.add(card("c", CardKind::Secret));

@@ -16,7 +16,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 fn home_in(folder: &TempDir) -> Home {
-    Home::at(folder.path().join("home"), None).unwrap()
+    Home::at(folder.path().join("above/home"), None).unwrap()
 }
 
 #[tokio::test]
@@ -33,6 +33,8 @@ async fn h07_folders_and_sockets_are_private_whatever_the_umask() {
         let home = home.unwrap();
         let bound = bound.unwrap();
         for path in [
+            // Made because it was missing, and by nobody else.
+            "..",
             "",
             "sock",
             "run",
@@ -55,7 +57,8 @@ async fn h07_folders_and_sockets_are_private_whatever_the_umask() {
     }
     // A folder that was open before is closed.
     let folder = TempDir::new().unwrap();
-    fs::create_dir(folder.path().join("home")).unwrap();
-    fs::set_permissions(folder.path().join("home"), Permissions::from_mode(0o755)).unwrap();
+    let open = folder.path().join("above/home");
+    fs::create_dir_all(&open).unwrap();
+    fs::set_permissions(&open, Permissions::from_mode(0o755)).unwrap();
     assert_eq!(mode(home_in(&folder).prepare().unwrap().root()), 0o700);
 }

@@ -447,3 +447,59 @@ async fn a_worker_is_a_session_leader_and_a_subreaper() {
         "completed"
     );
 }
+
+#[tokio::test]
+async fn a_host_that_only_knows_the_end_of_its_input_needs_no_signal() {
+    let script = format!("echo '{READY}'; cat > /dev/null; echo over > ended");
+    let mut rig = Rig::start(shell(&script), timing());
+    rig.ready().await;
+    assert_eq!(rig.dispose().await["ok"], true);
+    rig.exits_in_order();
+    assert_eq!(rig.stages(), ["dispose", "eof", "sweep"]);
+    assert!(rig.dir.path().join("ended").exists(), "it ended by itself");
+}
+
+#[tokio::test]
+async fn sigterm_goes_to_the_whole_group_of_the_host() {
+    // The host lives on, so that its child has the time until SIGKILL.
+    let child =
+        "trap 'echo bye > child.bye; exit 0' TERM; echo > child.up; while :; do sleep 0.02; done";
+    let script = format!(
+        "trap : TERM; ({child}) & while [ ! -e child.up ]; do sleep 0.02; done; echo '{READY}'; \
+         while :; do sleep 0.02; done"
+    );
+    let mut rig = Rig::start(shell(&script), timing());
+    rig.ready().await;
+    assert_eq!(rig.dispose().await["ok"], true);
+    rig.exits_in_order();
+    assert_eq!(rig.stages(), ["dispose", "eof", "term", "kill", "sweep"]);
+    assert!(
+        rig.dir.path().join("child.bye").exists(),
+        "it was asked too"
+    );
+}
+
+#[test]
+fn a_host_whose_worker_was_gone_before_it_could_follow_does_not_run() {
+    use std::os::unix::process::CommandExt;
+    let folder = tempfile::tempdir().unwrap();
+    let host = |parent: &str| {
+        std::process::Command::new(env!("CARGO_BIN_EXE_ade-worker-harness"))
+            .arg0("ade-host")
+            .args(["--", "/bin/sh", "-c", "echo > ran"])
+            .env("ADE_HOST_PARENT", parent)
+            .current_dir(folder.path())
+            .output()
+            .unwrap()
+    };
+    for parent in ["1", "0", "", "x"] {
+        let ended = host(parent);
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(70), "{parent:?}: {said}");
+        assert!(said.contains("is gone"), "{parent:?}: {said}");
+        assert!(!folder.path().join("ran").exists(), "{parent:?}");
+    }
+    let ended = host(&std::process::id().to_string());
+    assert_eq!(ended.status.code(), Some(0));
+    assert!(folder.path().join("ran").exists());
+}

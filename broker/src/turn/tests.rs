@@ -192,10 +192,11 @@ fn a_failure_is_sent_again_only_when_it_may_be() {
         let mut rig = Rig::new();
         rig.on(send("a"));
         rig.ready();
-        rig.ended("a", Ending::Failed(fail(category)));
-        if sends == 2 {
-            rig.ready();
-        }
+        let effects = rig.ended("a", Ending::Failed(fail(category)));
+        let replaced = effects.contains(&Effect::Acquire);
+        assert_eq!(replaced, sends == 2, "{category:?}");
+        // Whoever waits for a worker would send to this one.
+        rig.ready();
         assert_eq!(rig.sends("a"), sends, "{category:?}");
     }
     let mut rig = Rig::new();
@@ -766,4 +767,107 @@ fn a_message_is_never_written_to_an_outdated_worker_that_was_taken_over() {
     assert!(rig.on(Input::Adopted(Generation(1), has)).is_empty());
     let effects = rig.ended("a", completed());
     assert!(effects.contains(&Effect::Dispose), "{effects:?}");
+}
+
+/// Every way in which a turn with an open card stops being answerable, with the
+/// word for it and what must have been said before.
+#[test]
+fn a_card_is_withdrawn_whatever_ends_its_turn_and_in_time() {
+    use ade_protocol::card::Withdrawal;
+    type End = fn(&mut Rig) -> Vec<Effect>;
+    let table: [(&str, End, Withdrawal, Option<Effect>); 5] = [
+        (
+            // A host that hears the denial first would go on with the turn.
+            "abort",
+            |rig| rig.on(Input::Abort),
+            Withdrawal::Aborted,
+            Some(Effect::Abort(id("a"))),
+        ),
+        (
+            "stop",
+            |rig| rig.on(Input::Stop),
+            Withdrawal::ShuttingDown,
+            Some(Effect::Dispose),
+        ),
+        (
+            "the turn's end",
+            |rig| rig.ended("a", completed()),
+            Withdrawal::TurnEnded,
+            None,
+        ),
+        (
+            "a failure",
+            |rig| rig.ended("a", Ending::Failed(fail(ErrorCategory::Unknown))),
+            Withdrawal::TurnEnded,
+            None,
+        ),
+        (
+            "the worker's death",
+            |rig| {
+                let failure = fail(ErrorCategory::Exited);
+                rig.on(Input::WorkerExited(Generation(1), failure))
+            },
+            Withdrawal::WorkerGone,
+            None,
+        ),
+    ];
+    for (what, end, why, before) in table {
+        let mut rig = Rig::new();
+        rig.on(send("a"));
+        rig.ready();
+        rig.on(Input::CardOpened(Generation(1), Some(id("a"))));
+        assert_eq!(rig.machine.state(), State::AwaitingCard);
+        let effects = end(&mut rig);
+        let at = |wanted: &Effect| effects.iter().position(|effect| effect == wanted);
+        let withdrawn = at(&Effect::Withdraw(why));
+        assert!(withdrawn.is_some(), "{what}: {effects:?}");
+        if let Some(before) = before {
+            assert!(at(&before) < withdrawn, "{what}: {effects:?}");
+            assert!(at(&before).is_some(), "{what}: {effects:?}");
+        }
+        let finished = effects
+            .iter()
+            .position(|effect| matches!(effect, Effect::Finish { .. }));
+        assert!(
+            finished.is_none_or(|finished| Some(finished) > withdrawn),
+            "{what}: {effects:?}"
+        );
+    }
+}
+
+#[test]
+fn after_a_stop_the_next_message_gets_another_worker() {
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.ready();
+    rig.event("a");
+    rig.on(Input::Stop);
+    rig.ended("a", Ending::Interrupted);
+    assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
+    assert_eq!(rig.machine.worker(), None);
+    let effects = rig.on(send("b"));
+    assert!(effects.contains(&Effect::Acquire), "{effects:?}");
+    assert_eq!(rig.sends("b"), 0, "nothing goes to the one that leaves");
+}
+
+#[test]
+fn the_queue_has_a_bound_and_a_late_steer_belongs_to_no_turn() {
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.ready();
+    rig.event("a");
+    rig.on(Input::Abort);
+    let turn = id("late");
+    let prompt = "steer".to_owned();
+    rig.on(Input::Steer { turn, prompt });
+    let row = rig.machine.queue().next().expect("it waits");
+    assert_eq!(
+        row.steers, None,
+        "the turn was being ended when it was said"
+    );
+    for number in rig.machine.queued()..MAX_QUEUE {
+        assert!(rig.machine.has_room(), "{number}");
+        rig.on(send(&format!("q{number}")));
+    }
+    assert!(!rig.machine.has_room());
 }
