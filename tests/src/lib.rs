@@ -9,6 +9,7 @@ pub mod ade;
 pub mod agents;
 pub mod chaos;
 pub mod fake_model;
+pub mod hosts;
 pub mod lease_model;
 pub mod pi;
 pub mod rpc;

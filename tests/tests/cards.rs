@@ -321,3 +321,105 @@ fn a_secret_is_answered_and_stands_nowhere() {
     let found = ade.files_with(secret);
     assert_eq!(found, Vec::<std::path::PathBuf>::new());
 }
+
+/// The same with a host that is this script.
+fn started_with(script: &str) -> (Ade, Rpc, String) {
+    let ade = Ade::new();
+    let config = ade_tests::hosts::shell(ade.root(), script);
+    let mut ade = ade.with_config(&config);
+    ade.serve();
+    let mut rpc = ade.rpc();
+    let lane = ade.lane("lane");
+    let chat = ade.chat(&mut rpc, "scripted", &lane, json!({"firstEventMs": 60_000}));
+    (ade, rpc, chat)
+}
+
+#[test]
+fn after_its_answer_a_turn_is_shown_as_streaming_again() {
+    let (ade, mut rpc, chat) = started();
+    let (turn, card, mut watch) = asked(&ade, &mut rpc, &chat, "!card Run it? | x\n!hang");
+    ade.wait_state(&chat, "awaiting_card");
+    rpc.answer(&card, &yes("allow")).unwrap();
+    ade.wait_state(&chat, "streaming");
+    rpc.call("chat.abort", json!({"sessionId": chat}));
+    watch.until_done(&turn);
+}
+
+#[test]
+fn an_answered_card_is_no_card_of_the_next_broker() {
+    let (mut ade, mut rpc, chat) = started();
+    let (turn, card, mut watch) = asked(&ade, &mut rpc, &chat, GATED);
+    rpc.answer(&card, &yes("allow")).unwrap();
+    watch.until_done(&turn);
+    drop((rpc, watch));
+    ade.kill_broker();
+    ade.serve();
+    let mut rpc = ade.rpc();
+    assert_eq!(rpc.call("cards.list", json!({}))["cards"], json!([]));
+    assert_eq!(ended(&ade.turn(&chat, "hello")), "completed");
+    let lines = ade.checked_transcript(&chat);
+    assert_eq!(of_type(&lines, "card_resolved").len(), 1, "once only");
+}
+
+#[test]
+fn a_card_whose_host_died_while_no_broker_was_there_is_withdrawn() {
+    let (mut ade, mut rpc, chat) = started();
+    let (turn, card, _) = asked(&ade, &mut rpc, &chat, GATED);
+    let host = ade.session(&chat)["hostPid"].as_i64().unwrap();
+    ade.kill_broker();
+    signal(i32::try_from(host).unwrap(), Signal::SIGKILL);
+    ade_tests::ade::wait_dead(i32::try_from(host).unwrap());
+    ade.serve();
+    let events = of_turn(&ade.wait_done(&chat, &turn), &turn);
+    assert_eq!(ended(&events), "failed");
+    assert_eq!(resolution(&events), withdrawn("worker_gone"));
+    let mut rpc = ade.rpc();
+    assert_eq!(rpc.call("cards.list", json!({}))["cards"], json!([]));
+    assert!(rpc.answer(&card, &yes("allow")).is_err());
+    assert_eq!(ended(&ade.turn(&chat, "next")), "completed");
+}
+
+#[test]
+fn a_card_that_the_agent_settles_itself_is_withdrawn_for_everybody() {
+    let go = "while [ ! -e go ]; do sleep 0.02; done";
+    let script =
+        format!("start; message; card q1; {go}; cancel q1; text on; done_as completed; cat");
+    let (ade, mut rpc, chat) = started_with(&script);
+    let (turn, card, mut watch) = asked(&ade, &mut rpc, &chat, "ask me");
+    std::fs::write(ade.lane("lane").join("go"), "").unwrap();
+    let events = watch.until_done(&turn);
+    assert_eq!(resolution(&events), withdrawn("cancelled"));
+    let at = |kind: &str| {
+        events
+            .iter()
+            .position(|event| event["event"]["type"] == kind)
+    };
+    assert!(
+        at("card_resolved") < at("text"),
+        "at once, not with the turn"
+    );
+    let error = rpc.answer(&card, &yes("x")).unwrap_err();
+    assert_eq!(error.kind, "card_gone");
+}
+
+#[test]
+fn what_is_asked_after_an_abort_is_denied_at_once_and_shown_to_nobody() {
+    let script = "start; message; text on; hear; abort=$heard; card q1; hear
+        case $line in *'\"ok\":false'*) ;; *) exit 9;; esac
+        fine $abort; done_as interrupted; cat";
+    let (ade, mut rpc, chat) = started_with(script);
+    let (turn, after) = ade.send(&mut rpc, &chat, "go");
+    let mut watch = ade.rpc();
+    watch.subscribe(&chat, after);
+    watch.event("a word", |envelope| envelope["event"]["type"] == "text");
+    let worker = ade.session(&chat)["workerPid"].clone();
+    rpc.call("chat.abort", json!({"sessionId": chat}));
+    let events = watch.until_done(&turn);
+    assert_eq!(ended(&events), "interrupted");
+    assert_eq!(of_type(&events, "card_opened").len(), 0);
+    assert_eq!(
+        ade.session(&chat)["workerPid"],
+        worker,
+        "it was told in time"
+    );
+}

@@ -321,17 +321,20 @@ fn i05_what_runs_below_a_worker_is_an_agent_and_answers_no_cards() {
         executable().display(),
         ade.home().display()
     );
+    // Without its environment it is still below the worker.
     let call = |name: &str, args: &str| {
-        format!("{ours} {args} > {root}/{name}.out 2>&1; echo $? > {root}/{name}.code; ")
+        let bare = if name == "bare" { "env -i " } else { "" };
+        format!("{bare}{ours} {args} > {root}/{name}.out 2>&1; echo $? > {root}/{name}.code; ")
     };
     let script = format!(
-        "(while [ ! -e {root}/go ]; do sleep 0.05; done; {}{}{}{}) & \
+        "(while [ ! -e {root}/go ]; do sleep 0.05; done; {}{}{}{}{}) & \
          ADE_HOST_PARENT=$PPID exec {} --scripted",
         call(
             "permission",
             &format!("chat permission $(cat {root}/chat) full-auto")
         ),
         call("stop", "actions run broker.stop"),
+        call("bare", "actions run broker.handover"),
         call("list", "actions run sessions.list"),
         call("answer", &format!("answer $(cat {root}/go) allow")),
         host.display()
@@ -358,7 +361,7 @@ fn i05_what_runs_below_a_worker_is_an_agent_and_answers_no_cards() {
         let said = fs::read_to_string(ade.root().join(format!("{name}.out"))).unwrap();
         (code.trim().parse::<i32>().unwrap(), said)
     };
-    for name in ["permission", "stop", "answer"] {
+    for name in ["permission", "stop", "bare", "answer"] {
         let (code, said) = result(name);
         assert_eq!(code, 7, "{name}: {said}");
         assert!(said.contains("denied"), "{said}");
@@ -374,7 +377,12 @@ fn i05_what_runs_below_a_worker_is_an_agent_and_answers_no_cards() {
     assert_eq!(ade.session(&chat)["permission"], "default");
     // One line in the log for each.
     let log = fs::read_to_string(ade.home().join("logs/ade-serve.log")).unwrap();
-    for action in ["chat.permission", "broker.stop", "cards.answer"] {
+    for action in [
+        "chat.permission",
+        "broker.stop",
+        "broker.handover",
+        "cards.answer",
+    ] {
         let lines = log.lines().filter(|line| line.contains(action));
         assert_eq!(lines.count(), 1, "{action} in {log}");
     }
@@ -406,6 +414,23 @@ fn i05_a_host_that_asks_before_it_is_ready_is_an_agent_already() {
     assert!(said.contains("denied") && said.contains("code 7"), "{said}");
     assert!(is_alive(ade.broker_pid()));
     rpc.call("chat.stop", json!({"sessionId": chat}));
+}
+
+/// What lost its place in the process tree is known by the mark that everything
+/// below a worker inherits.
+#[test]
+fn i05_what_carries_a_workers_mark_is_an_agent_wherever_it_runs() {
+    let ade = started();
+    let stop = ["--json", "actions", "run", "broker.stop"];
+    let mut command = ade.command(&stop);
+    let ran = command
+        .env("ADE_WORKER_MARK", "some-mark")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert_eq!(ran.status.code(), Some(7), "{said}");
+    assert!(said.contains("denied"), "{said}");
+    assert!(is_alive(ade.broker_pid()));
 }
 
 #[test]

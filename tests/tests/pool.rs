@@ -101,13 +101,25 @@ fn an_idle_worker_is_put_away_unless_somebody_watches() {
     for chat in &chats {
         ade.send(&mut rpc, chat, "hello");
     }
-    wait_true("the other is put away", || {
-        let info = ade.session(&chats[1]);
-        info["lastStatus"] == "completed" && info["workerPid"].is_null()
+    let put_away = |chat: &str| {
+        wait_true("the other is put away", || {
+            let info = ade.session(chat);
+            info["lastStatus"] == "completed" && info["workerPid"].is_null()
+        });
+    };
+    put_away(&chats[1]);
+    let watched = ade.session(&chats[0])["workerPid"].clone();
+    assert!(watched.is_i64(), "it is watched");
+    // A whole idle time later too.
+    ade.send(&mut rpc, &chats[1], "hello again");
+    wait_true("the other works again", || {
+        ade.session(&chats[1])["generation"] == 2
     });
-    assert!(
-        ade.session(&chats[0])["workerPid"].is_i64(),
-        "it is watched"
+    put_away(&chats[1]);
+    let info = ade.session(&chats[0]);
+    assert_eq!(
+        (&info["workerPid"], &info["generation"]),
+        (&watched, &json!(1))
     );
 }
 
@@ -163,4 +175,37 @@ fn j10_a_host_that_ends_at_once_is_started_as_often_as_the_budget_says() {
         let left: Vec<String> = ade.describe();
         left.iter().all(|line| line.contains("serve")).then_some(())
     });
+}
+
+/// A start that is cancelled takes a while to end: its agent is deaf. Whatever
+/// comes next waits for that.
+#[test]
+fn a_start_that_was_cancelled_is_gone_before_the_next_one_begins() {
+    let script = "if [ ! -e first ]; then
+            trap '' TERM; echo $$ > first.new; mv first.new first
+            while :; do sleep 0.05; done
+        fi
+        kill -0 $(cat first) 2> /dev/null && : > overlap
+        start; message; text here; done_as completed; cat";
+    let ade = Ade::new();
+    let host = ade_tests::hosts::shell(ade.root(), script);
+    let config = format!("{host}dispose_grace_ms = 300\nterm_to_kill_ms = 300\n");
+    let mut ade = ade.with_config(&config);
+    ade.serve();
+    let mut rpc = ade.rpc();
+    let lane = ade.lane("one");
+    let chat = ade.chat(&mut rpc, "scripted", &lane, json!({}));
+    ade.send(&mut rpc, &chat, "one");
+    wait_true("the first host runs", || lane.join("first").exists());
+    let (mut other, session) = (ade.rpc(), chat.clone());
+    let stop = std::thread::spawn(move || other.call("chat.stop", json!({"sessionId": session})));
+    wait_true("its turn ends at once", || {
+        ade.session(&chat)["lastStatus"] == "interrupted"
+    });
+    let (turn, after) = ade.send(&mut rpc, &chat, "two");
+    rpc.subscribe(&chat, after);
+    let events = rpc.until_done(&turn);
+    assert_eq!(ade_tests::rpc::text_of(&events), "here");
+    stop.join().expect("the answer to the stop");
+    assert!(!lane.join("overlap").exists(), "two generations at once");
 }

@@ -91,6 +91,99 @@ fn a_full_queue_says_so_at_once() {
         )
         .expect_err("the queue is full");
     assert_eq!(refused.kind, "queue_full");
+    // However it is to get in: the agent takes no steer while its card is open
+    // or after it was told to end, and a message in front is one more too.
+    let asked = json!({"sessionId": chat, "prompt": "too much", "mode": "continue"});
+    let refused = rpc.try_call("chat.interrupt", asked);
+    assert_eq!(refused.expect_err("it is full").kind, "queue_full");
+    let list = rpc.call("chat.queue", json!({"sessionId": chat}));
+    assert_eq!(prompts(&list), many);
+}
+
+#[test]
+fn a_steer_that_nobody_can_take_is_refused_when_the_queue_is_full() {
+    let script = "start; message; text begun; cat";
+    let ade = Ade::new();
+    let config = ade_tests::hosts::shell(ade.root(), script);
+    let mut ade = ade.with_config(&config);
+    ade.serve();
+    let mut rpc = ade.rpc();
+    let lane = ade.lane("one");
+    let chat = ade.chat(&mut rpc, "scripted", &lane, json!({}));
+    let (_, after) = ade.send(&mut rpc, &chat, "go");
+    rpc.subscribe(&chat, after);
+    rpc.event("a word", |envelope| envelope["event"]["type"] == "text");
+    for number in 0..32 {
+        let steer = json!({"sessionId": chat, "prompt": format!("steer {number}")});
+        assert_eq!(rpc.call("chat.steer", steer)["outcome"], "queued");
+    }
+    let steer = json!({"sessionId": chat, "prompt": "too much"});
+    let refused = rpc.try_call("chat.steer", steer).expect_err("it is full");
+    assert_eq!(refused.kind, "queue_full");
+    // This agent cannot go on after a stop, and says so before anything ends.
+    let asked = json!({"sessionId": chat, "prompt": "x", "mode": "continue"});
+    let refused = rpc
+        .try_call("chat.interrupt", asked)
+        .expect_err("it cannot");
+    assert_eq!(refused.kind, "unsupported");
+    assert_eq!(ade.session(&chat)["state"], "streaming");
+}
+
+#[test]
+fn a_steer_that_died_with_its_worker_is_its_own_turn_behind_the_recovery() {
+    let script = "start '\"steer\":true'; message
+        [ -e ran ] || { touch ran; hear; exit 3; }
+        text \"turn $id\"; done_as completed; message; text late; done_as completed; cat";
+    let ade = Ade::new();
+    let config = ade_tests::hosts::shell(ade.root(), script);
+    let mut ade = ade.with_config(&config);
+    ade.serve();
+    let mut rpc = ade.rpc();
+    let lane = ade.lane("one");
+    let chat = ade.chat(&mut rpc, "scripted", &lane, json!({"firstEventMs": 60_000}));
+    let (turn, after) = ade.send(&mut rpc, &chat, "go");
+    ade.wait_state(&chat, "awaiting_first_event");
+    let steer = json!({"sessionId": chat, "prompt": "and this"});
+    let steered = rpc.call("chat.steer", steer);
+    assert_eq!(steered["outcome"], "queued", "{steered}");
+    let own = steered["turnId"]
+        .as_str()
+        .expect("a turn of its own")
+        .to_owned();
+    rpc.subscribe(&chat, after);
+    rpc.until_done(&turn);
+    let events = rpc.until_done(&own);
+    assert_eq!(
+        events.last().expect("an end")["event"]["status"],
+        "completed"
+    );
+    assert_eq!(said(&ade, &chat), ["go", "and this"]);
+}
+
+#[test]
+fn a_message_that_goes_first_goes_first_for_the_next_broker_too() {
+    let (mut ade, mut rpc, chat) = started("");
+    // An agent that does not hear the request to stop.
+    let (_, after) = ade.send(&mut rpc, &chat, "!emit begun\n!stop-reading\n!hang");
+    rpc.subscribe(&chat, after);
+    rpc.event("a word", |envelope| envelope["event"]["type"] == "text");
+    ade.send(&mut rpc, &chat, "one");
+    ade.send(&mut rpc, &chat, "two");
+    let asked = json!({"sessionId": chat, "prompt": "rather this", "mode": "continue"});
+    rpc.call("chat.interrupt", asked);
+    drop(rpc);
+    let worker = ade.session(&chat)["workerPid"].as_i64().expect("a pid");
+    ade.kill_broker();
+    ade_tests::ade::signal(
+        i32::try_from(worker).expect("a pid"),
+        ade_leases::process::Signal::SIGKILL,
+    );
+    ade.serve();
+    let mut rpc = ade.rpc();
+    wait_until("the queue", || {
+        let list = rpc.call("chat.queue", json!({"sessionId": chat}));
+        (prompts(&list) == ["rather this", "one", "two"]).then_some(())
+    });
 }
 
 #[test]
@@ -136,7 +229,9 @@ fn a_cleared_queue_comes_back_for_a_moment_only() {
 
 #[test]
 fn what_waited_when_a_broker_died_is_neither_lost_nor_doubled() {
-    let (mut ade, rpc, chat, _, _) = waiting("", &["one", "two"]);
+    let (mut ade, mut rpc, chat, _, queued) = waiting("", &["one", "second"]);
+    let edited = json!({"sessionId": chat, "turnId": queued[1], "prompt": "two"});
+    rpc.call("chat.queue_edit", edited);
     drop(rpc);
     let worker = ade.session(&chat)["workerPid"].as_i64().expect("a pid");
     ade.kill_broker();
@@ -156,6 +251,26 @@ fn what_waited_when_a_broker_died_is_neither_lost_nor_doubled() {
     rpc.subscribe(&chat, after);
     rpc.until_done(&last);
     assert_eq!(said(&ade, &chat)[1..], ["one", "two", "three"]);
+}
+
+#[test]
+fn a_message_that_runs_does_not_wait_any_more_for_the_next_broker() {
+    let (mut ade, mut rpc, chat, _, queued) = waiting("", &["!emit mine\n!hang", "two"]);
+    rpc.call("chat.abort", json!({"sessionId": chat}));
+    rpc.event("its word", |envelope| envelope["event"]["text"] == "mine");
+    drop(rpc);
+    let worker = ade.session(&chat)["workerPid"].as_i64().expect("a pid");
+    ade.kill_broker();
+    ade_tests::ade::signal(
+        i32::try_from(worker).expect("a pid"),
+        ade_leases::process::Signal::SIGKILL,
+    );
+    ade.serve();
+    let mut rpc = ade.rpc();
+    rpc.subscribe(&chat, 0);
+    rpc.until_done(&queued[0]);
+    let list = rpc.call("chat.queue", json!({"sessionId": chat}));
+    assert_eq!(prompts(&list), ["two"]);
 }
 
 #[test]
