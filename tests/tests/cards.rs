@@ -406,20 +406,17 @@ fn a_card_that_the_agent_settles_itself_is_withdrawn_for_everybody() {
 fn what_is_asked_after_an_abort_is_denied_at_once_and_shown_to_nobody() {
     let script = "start; message; text on; hear; abort=$heard; card q1; hear
         case $line in *'\"ok\":false'*) ;; *) exit 9;; esac
-        fine $abort; done_as interrupted; cat";
+        fine $abort; done_as interrupted; message; text again; done_as completed; cat";
     let (ade, mut rpc, chat) = started_with(script);
     let (turn, after) = ade.send(&mut rpc, &chat, "go");
     let mut watch = ade.rpc();
     watch.subscribe(&chat, after);
     watch.event("a word", |envelope| envelope["event"]["type"] == "text");
-    let worker = ade.session(&chat)["workerPid"].clone();
     rpc.call("chat.abort", json!({"sessionId": chat}));
     let events = watch.until_done(&turn);
     assert_eq!(ended(&events), "interrupted");
     assert_eq!(of_type(&events, "card_opened").len(), 0);
-    assert_eq!(
-        ade.session(&chat)["workerPid"],
-        worker,
-        "it was told in time"
-    );
+    // It was told in time: nobody had to end it.
+    assert_eq!(text_of(&ade.turn(&chat, "go on")), "again");
+    assert_eq!(ade.session(&chat)["generation"], 1);
 }
