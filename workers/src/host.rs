@@ -13,6 +13,7 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::pin::pin;
@@ -26,9 +27,10 @@ use ade_protocol::codec::{Line, LineCodec};
 use ade_protocol::frame::Init;
 use ade_protocol::limits::{MAX_LINE, STDERR_TAIL};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use nix::errno::Errno;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tokio_util::codec::Decoder;
 
 use crate::env;
@@ -51,13 +53,9 @@ const READ: usize = 64 * 1024;
 /// Room for a read behind the beginning of a line that was left by the last.
 const BUFFER: usize = READ + READ / 4;
 
-/// How long a dead host's pipes are listened to while somebody else keeps them
-/// open. What the host itself wrote is there already; the time is only for our
-/// own runtime to notice.
-const DRAIN_QUIET: Duration = Duration::from_millis(10);
-
-/// How long in all, against a grandchild that writes without end.
-const DRAIN_LIMIT: Duration = Duration::from_millis(500);
+/// Bytes of a dead host's pipe that are still taken, against a grandchild that
+/// writes without end. A pipe holds no more unless root has allowed it.
+const DRAINED: usize = 1024 * 1024;
 
 /// A host that could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -237,7 +235,7 @@ impl Host {
                 // First, or a grandchild that floods the pipe could hide it.
                 status = self.child.wait() => {
                     let status = status.unwrap_or_else(|_| ExitStatus::from_raw(0));
-                    self.drain().await;
+                    self.drain();
                     return HostEvent::Exited(status);
                 }
                 written = write_some(&mut self.stdin, &mut self.queue), if writing => {
@@ -285,22 +283,17 @@ impl Host {
         }
     }
 
-    /// Takes what a dead host left in its pipes.
-    async fn drain(&mut self) {
-        let until = Instant::now() + DRAIN_LIMIT;
-        while Instant::now() < until && self.stdout.is_some() {
-            match timeout(DRAIN_QUIET, read_chunk(&mut self.stdout, &mut self.buffer)).await {
-                Ok(Ok(1..)) => {}
-                Ok(_) | Err(_) => self.stdout = None,
-            }
+    /// Takes what a dead host left in its pipes. All that it wrote is in them
+    /// already, so nothing is waited for, whoever else keeps them open.
+    fn drain(&mut self) {
+        let buffer = &mut self.buffer;
+        if let Some(stdout) = self.stdout.take() {
+            drain_pipe(&stdout, |bytes| buffer.extend_from_slice(bytes));
         }
-        while Instant::now() < until && self.stderr.is_some() {
-            match timeout(DRAIN_QUIET, read_some(&mut self.stderr, &mut self.tail)).await {
-                Ok(Ok(1..)) => {}
-                Ok(_) | Err(_) => self.stderr = None,
-            }
+        let tail = &mut self.tail;
+        if let Some(stderr) = self.stderr.take() {
+            drain_pipe(&stderr, |bytes| tail.push(bytes));
         }
-        self.stderr = None;
         self.stdin = None;
         self.at_end = true;
     }
@@ -337,6 +330,23 @@ fn describe(command: &HostCommand) -> String {
 fn identify(child: &Child) -> Option<ProcessIdentity> {
     let pid = Pid::new(i64::from(child.id()?))?;
     ProcessIdentity::of(pid).ok().flatten()
+}
+
+/// Reads a pipe, whose reads don't block, until it is empty.
+fn drain_pipe(pipe: &impl AsFd, mut take: impl FnMut(&[u8])) {
+    let mut chunk = vec![0; READ];
+    let mut taken = 0;
+    while taken < DRAINED {
+        match nix::unistd::read(pipe, &mut chunk) {
+            Ok(length @ 1..) => {
+                take(&chunk[..length]);
+                taken += length;
+            }
+            Err(Errno::EINTR) => {}
+            // Empty, at its end, or broken.
+            Ok(0) | Err(_) => return,
+        }
+    }
 }
 
 async fn write_some(

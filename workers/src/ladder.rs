@@ -74,6 +74,8 @@ pub(crate) enum Input {
         /// How many.
         left: usize,
     },
+    /// The kernel says that nothing is below any more.
+    Childless,
     /// The deadline passed, or may have.
     Tick,
 }
@@ -150,6 +152,11 @@ impl Ladder {
             }
             Input::Stop(wanted) => self.stop(wanted, now),
             Input::Swept { left } => self.swept(left, now),
+            // A round that finds nobody: the pause before the next one is over.
+            Input::Childless => {
+                let waits = self.stage == Some(StopStage::Sweep) && self.deadline.is_some();
+                waits.then_some(Effect::Round)
+            }
             Input::Tick => match self.deadline {
                 Some(deadline) if now >= deadline => self.overdue(now),
                 _ => None,
@@ -238,13 +245,18 @@ mod tests {
             (3_499, Input::Tick, None),
             (3_500, Input::Tick, enter(StopStage::Kill)),
             (3_501, Input::HostGone, enter(StopStage::Sweep)),
+            (3_502, Input::Childless, None),
             (3_502, Input::Swept { left: 2 }, None),
-            (3_522, Input::Tick, Some(Effect::Round)),
+            (3_503, Input::Childless, Some(Effect::Round)),
+            (3_503, Input::Swept { left: 1 }, None),
+            (3_522, Input::Tick, None),
+            (3_523, Input::Tick, Some(Effect::Round)),
             (
-                3_523,
+                3_524,
                 Input::Swept { left: 0 },
                 Some(Effect::Finished { clean: true }),
             ),
+            (3_525, Input::Childless, None),
             (9_999, Input::Stop(START), None),
         ]);
     }
@@ -309,7 +321,11 @@ mod tests {
 
     #[test]
     fn inputs_before_a_request_do_nothing() {
-        play(&[(0, Input::Tick, None), (1, Input::Swept { left: 0 }, None)]);
+        play(&[
+            (0, Input::Tick, None),
+            (1, Input::Swept { left: 0 }, None),
+            (2, Input::Childless, None),
+        ]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::host::Host;
 use crate::ladder::{Effect, Input, StopStage};
 use crate::outbox::Weight;
 use crate::pending::{Kind, Pending};
+use crate::platform;
 use crate::tree;
 
 /// How long a broker that is there may take to acknowledge the last events.
@@ -319,6 +320,16 @@ impl Session {
             );
         }
         self.vigil = Some(Instant::now() + VIGIL_LOOK);
+    }
+
+    /// Somebody below has ended. The last one's end is the end of the sweep: its
+    /// pause is only for those who don't tell.
+    pub(super) fn child_ended(&mut self) {
+        let sweeps = self.ladder.stage() == Some(StopStage::Sweep) && !self.ladder.is_finished();
+        if sweeps && platform::is_childless() == Some(true) {
+            let effect = self.ladder.on(Input::Childless, Instant::now());
+            self.climb(effect);
+        }
     }
 
     /// Whether it only waits for the end of what survives SIGKILL, and no

@@ -206,6 +206,7 @@ impl Session {
                 Wake::Told(Told::Child) => {
                     tree::reap_strangers(self.host.as_ref().map(Host::pid));
                     self.look_at_survivors(true);
+                    self.child_ended();
                 }
                 Wake::Lease => self.look_at_lease(Instant::now()),
                 Wake::Tick => self.on_time(Instant::now()),
