@@ -128,6 +128,9 @@ impl SpawnError {
             Self::Record { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 vec!["make room on the disk that ADE_HOME is on".into()]
             }
+            Self::Execute { source, .. } if source.kind() == io::ErrorKind::OutOfMemory => {
+                vec!["the machine is out of memory: stop some sessions".into()]
+            }
             Self::Execute { source, .. } if source.kind() == io::ErrorKind::WouldBlock => {
                 vec!["the limit of processes is reached (`ulimit -u`): stop some sessions".into()]
             }
