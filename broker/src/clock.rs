@@ -7,6 +7,8 @@
 
 use tokio::time::Instant;
 
+use crate::platform;
+
 /// Now, for deadlines. In tests tokio can pause it.
 #[must_use]
 pub fn now() -> Instant {
@@ -28,13 +30,13 @@ pub fn ago(time: std::time::Duration) -> String {
     then.map_or_else(timestamp, |then| format!("{then:.3}"))
 }
 
-/// Milliseconds on the machine's monotonic clock. All processes of one boot see
+/// Milliseconds on the machine's monotonic clock, without the time that it was
+/// suspended. All processes of one boot see
 /// the same clock, so a number that one of them wrote means something to the
 /// next.
 #[must_use]
 pub fn monotonic_ms() -> u64 {
-    let clock = nix::time::ClockId::CLOCK_MONOTONIC;
-    let now = nix::time::clock_gettime(clock).map(std::time::Duration::from);
+    let now = nix::time::clock_gettime(platform::STEADY_CLOCK).map(std::time::Duration::from);
     now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
 }
 

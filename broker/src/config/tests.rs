@@ -24,6 +24,12 @@ fn the_defaults_are_the_contract() {
         assert_eq!(timing.idle_put_away, ms(30 * 60 * 1000));
         assert_eq!(timing.first_event, ms(90_000));
     }
+    for (provider, able) in [("cursor", true), ("pi", false), ("scripted", false)] {
+        let rules = config.turn_rules(provider, None);
+        assert_eq!(rules.timing, Timing::new(ms(90_000)), "{provider}");
+        let recovery = rules.recovery;
+        assert_eq!((recovery.fresh_agent, recovery.reconnects), (able, able));
+    }
     assert_eq!(config.worker_timing("pi"), WorkerTiming::default());
     assert_eq!(config.timing("never-heard-of"), config.timing("acp"));
     assert_eq!(config.stop_bound("pi"), ms(4_500));
@@ -174,4 +180,15 @@ fn a_file_that_cannot_be_read_is_an_error_and_none_is_not() {
     std::fs::remove_file(home.config_file()).unwrap();
     std::fs::create_dir(home.config_file()).unwrap();
     assert!(Config::load(&home, |_| None).is_err());
+}
+
+#[test]
+fn the_scripted_agent_can_be_told_how_to_recover() {
+    let text = "[turns]\ncancel_ms = 70\n\
+                [providers.scripted]\nrecovery = \"replay\"\nstale_token = \"reconnect\"\n";
+    let rules = read(text, &[]).unwrap().turn_rules("scripted", None);
+    assert!(rules.recovery.fresh_agent && rules.recovery.reconnects);
+    assert_eq!(rules.timing.cancel, Duration::from_millis(70));
+    let others = read(text, &[]).unwrap().turn_rules("pi", None);
+    assert_eq!(others.recovery, Recovery::default());
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use interprocess::local_socket::ListenerOptions;
 use interprocess::os::unix::local_socket::ListenerOptionsExt;
+use nix::time::ClockId;
 
 /// Longest path of a local socket in bytes: `sun_path` without its NUL.
 pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
@@ -14,6 +15,9 @@ pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
 pub(crate) fn socket_mode(options: ListenerOptions<'_>, mode: u32) -> ListenerOptions<'_> {
     options.mode(mode)
 }
+
+/// The clock that neither jumps nor goes on while the machine is suspended.
+pub(crate) const STEADY_CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
 
 /// The running executable, also after the file was replaced or removed.
 pub(crate) fn own_executable() -> io::Result<PathBuf> {

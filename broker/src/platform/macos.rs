@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use interprocess::local_socket::ListenerOptions;
+use nix::time::ClockId;
 
 /// Longest path of a local socket in bytes: `sun_path` without its NUL.
 pub(crate) const SOCKET_PATH_LIMIT: usize = 103;
@@ -13,6 +14,10 @@ pub(crate) const SOCKET_PATH_LIMIT: usize = 103;
 pub(crate) fn socket_mode(options: ListenerOptions<'_>, _mode: u32) -> ListenerOptions<'_> {
     options
 }
+
+/// The clock that neither jumps nor goes on while the machine is suspended.
+/// `CLOCK_MONOTONIC` goes on here.
+pub(crate) const STEADY_CLOCK: ClockId = ClockId::from_raw(nix::libc::CLOCK_UPTIME_RAW);
 
 /// The file of the running executable.
 pub(crate) fn own_executable() -> io::Result<PathBuf> {

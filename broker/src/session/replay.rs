@@ -132,7 +132,7 @@ impl Replay {
         }
         text.push_str(HEADER);
         text.push_str(
-            " The agent of this conversation stopped responding and was replaced by you. Above is \
+            " The agent of this conversation could not go on and was replaced by you. Above is \
              what was said; go on from there. The user's next message follows.",
         );
         Some(text)

@@ -615,7 +615,7 @@ fn every_interleaving_after_a_takeover_keeps_the_invariants() {
         // Given up together with this worker, or about to be sent to it, or sent.
         for (sends, resumable, noted) in [(0, true, true), (1, true, false), (1, false, true)] {
             let world = World::taking_over(sends, resumable, noted, again);
-            explore(world, &ALPHABET, 6);
+            explore(world, &ALPHABET, 5);
         }
     }
 }
