@@ -380,8 +380,14 @@ fn arguments_of<T: DeserializeOwned>(arguments: Value) -> Result<T, RpcError> {
     } else {
         arguments
     };
-    serde_json::from_value(arguments).map_err(|error| {
-        let message = format!("the arguments do not fit: {error}");
+    // Of a list it would say how many elements the object has.
+    let read = if arguments.is_object() {
+        serde_json::from_value(arguments).map_err(|error| error.to_string())
+    } else {
+        Err("they must be one JSON object".to_owned())
+    };
+    read.map_err(|why| {
+        let message = format!("the arguments do not fit: {why}");
         RpcError {
             code: rpc::INVALID_PARAMS,
             ..RpcError::failed("invalid", exit::USAGE, message)

@@ -14,7 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ade_protocol::action::{ACTIONS_CALL, SUBSCRIBE, SubscribeParams, Subscribed};
+use ade_protocol::action::{ACTIONS, ACTIONS_CALL, SUBSCRIBE, SubscribeParams, Subscribed};
 use ade_protocol::codec::{Line, LineCodec};
 use ade_protocol::limits::MAX_LINE;
 use ade_protocol::rpc::{self, Incoming, InitializeParams, InitializeResult};
@@ -139,7 +139,27 @@ impl Client {
             name: action,
             arguments,
         };
-        self.request(ACTIONS_CALL, &params, within).await
+        let answer = self.request(ACTIONS_CALL, &params, within).await;
+        answer.map_err(|error| match error.kind() {
+            "not_found" if self.lacks(action, &error) => self.other_build(action),
+            _ => error,
+        })
+    }
+
+    /// Whether the broker does not know an action that this build lists.
+    fn lacks(&self, action: &str, error: &CommandError) -> bool {
+        let ours = ACTIONS.iter().any(|spec| spec.name == action);
+        ours && error.to_string() == format!("there is no action {action:?}")
+    }
+
+    fn other_build(&self, action: &str) -> CommandError {
+        let broker = &self.broker.runtime_info;
+        let message = format!(
+            "the broker with pid {} is of another build of ade {} and does not know {action}",
+            broker.pid, broker.version
+        );
+        CommandError::new("version_mismatch", exit::FAILED, message)
+            .hint("`ade serve --replace` takes its place, with its running turns")
     }
 
     /// Asks with any method.

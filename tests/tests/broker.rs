@@ -42,8 +42,12 @@ fn h02_a_broker_on_its_way_out_leaves_its_successors_socket_alone() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
+    // The old one binds its path again when it looks before that.
     wait_true("the successor answers", || {
-        UnixStream::connect(&socket).is_ok()
+        let mut status = new.command(&["--json", "status"]);
+        let output = status.env("ADE_RPC_SOCKET_PATH", &path).output().unwrap();
+        let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        status["runtime"]["pid"] == serving.id()
     });
     assert_eq!(old.stop_broker(), Some(0));
     let mut rpc = Rpc::connect(&socket, "a test");

@@ -598,3 +598,35 @@ fn an_empty_home_is_none_and_a_relative_flag_is_where_it_was_given() {
         "{stderr}"
     );
 }
+
+#[test]
+fn arguments_of_an_action_are_one_object() {
+    let ade = Ade::new();
+    for arguments in ["[]", "\"x\"", "7", "true"] {
+        let run = ["actions", "run", "chat.show", arguments];
+        refused(&ade, 2, &run, &["one JSON object", "ade actions list"]);
+    }
+}
+
+#[test]
+fn a_held_command_that_cannot_be_run_is_told_as_it_was_asked() {
+    let ade = Ade::new();
+    let file = ade.root().join("x.jsonl").display().to_string();
+    let hold = ["lease", "hold", &file, "--", "/no/such/program"];
+    let (stdout, stderr) = ade.expect_code(127, &hold);
+    assert_eq!(stdout, "");
+    assert!(
+        stderr.contains("/no/such/program could not be run"),
+        "{stderr}"
+    );
+    let mut all = vec!["--json"];
+    all.extend(hold);
+    let (stdout, stderr) = ade.expect_code(127, &all);
+    assert_eq!(stderr, "");
+    let document: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(document["error"]["kind"], "not_runnable", "{document}");
+    // The output of one that runs is its own.
+    let hold = ["--json", "lease", "hold", &file, "--", "echo", "hello"];
+    let (stdout, _) = ade.expect_code(0, &hold);
+    assert_eq!(stdout, "hello\n");
+}

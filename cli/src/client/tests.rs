@@ -73,6 +73,25 @@ async fn h10_both_versions_and_the_remedy_are_named() {
 }
 
 #[tokio::test]
+async fn a_broker_of_an_older_build_is_named_and_not_the_action() {
+    let answer = r#"{"jsonrpc":"2.0","id":2,"error":{"code":-32601,"message":"there is no action \"cards.list\"","data":{"kind":"not_found","exitCode":2}}}
+"#;
+    let (_folder, client) = against(vec![HELLO, answer]).await;
+    let mut client = client.expect("a connection");
+    let error = client
+        .call::<_, serde_json::Value>("cards.list", &serde_json::json!({}), QUICK)
+        .await
+        .expect_err("it does not know it");
+    assert_eq!(error.kind(), "version_mismatch");
+    let text = error.to_string();
+    assert!(
+        text.contains("pid 7") && text.contains("cards.list"),
+        "{text}"
+    );
+    assert!(error.hints()[0].contains("ade serve --replace"));
+}
+
+#[tokio::test]
 async fn nothing_there_is_told_apart_from_a_silent_broker() {
     let folder = tempfile::tempdir().expect("a folder");
     let none = Client::connect(&folder.path().join("none"))

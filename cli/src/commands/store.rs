@@ -251,7 +251,10 @@ fn check_all(context: &Context, files: &[PathBuf]) -> Result<(), CommandError> {
             "reports": documents,
         }))?;
     } else {
-        let text = format!("{} files, {damaged} damaged", files.len());
+        let text = match files.len() {
+            1 => format!("1 file, {damaged} damaged"),
+            several => format!("{several} files, {damaged} damaged"),
+        };
         context.out.note(Style::Dim, &text);
     }
     if damaged > 0 {

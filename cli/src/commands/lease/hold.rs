@@ -253,7 +253,7 @@ async fn around(
     // Where the system has no such thing, what leaves the command's tree is
     // not found any more.
     let _ = tree::become_subreaper();
-    let mut child = match start(arguments) {
+    let mut child = match start(arguments, context.out.json()) {
         Ok(child) => child,
         Err(error) => {
             give_back(lease)?;
@@ -306,8 +306,10 @@ async fn around(
 }
 
 /// Starts the command through ourselves: see [`follow`].
-fn start(arguments: &Hold) -> io::Result<Child> {
+fn start(arguments: &Hold, json: bool) -> io::Result<Child> {
     let mut command = own_command();
+    // What cannot be run is told as everything else is.
+    command.args(json.then_some("--json"));
     command
         .arg("held-program")
         .args(["--parent", &std::process::id().to_string(), "--"])
