@@ -55,7 +55,7 @@ pub struct Header<'a> {
     pub kind: Cow<'a, str>,
     /// `seq`, where present.
     pub seq: Option<Seq>,
-    /// `turnId`, where present; a [`TurnId`] of its own would cost an
+    /// `turnId`, where present; a [`TurnId`](crate::TurnId) of its own would cost an
     /// allocation a line.
     pub turn_id: Option<Cow<'a, str>>,
     /// `event`, unparsed.

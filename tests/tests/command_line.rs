@@ -101,6 +101,13 @@ fn without_a_person_a_card_is_denied_and_yes_allows_it() {
     );
     let (_, stderr) = ade.expect_code(0, &run(&["--yes"], script));
     assert!(stderr.contains("allowed because of --yes"), "{stderr}");
+    // Nothing allows a question that is not about permission.
+    let elsewhere = Ade::new();
+    let (_, stderr) = elsewhere.expect_code(0, &run(&[], "!ask Which? | a,b"));
+    assert!(
+        stderr.contains("declined") && !stderr.contains("--yes"),
+        "{stderr}"
+    );
     let list = ade.json(&["ps"]);
     let ok: Vec<Value> = list["sessions"]
         .as_array()

@@ -57,9 +57,10 @@ impl Live<'_> {
             (false, Answers::Allow) => {
                 format!("declined, because --yes answers only permissions: {subject}")
             }
-            (false, _) => {
+            (false, _) if card.payload.kind == CardKind::Confirm => {
                 format!("denied, because nobody can be asked here (--yes allows): {subject}")
             }
+            (false, _) => format!("declined, because nobody can be asked here: {subject}"),
         };
         self.context.out.must_note(Style::Warn, &text);
         self.send_answer(card, answer).await

@@ -106,7 +106,7 @@ pub struct ReadyFrame {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ready {
-    /// Must equal [`PROTOCOL_VERSION`].
+    /// Must equal [`PROTOCOL_VERSION`](crate::PROTOCOL_VERSION).
     pub protocol_version: u32,
     /// Kind of agent.
     pub provider: String,
