@@ -1,6 +1,7 @@
 //! The registry of cards of one session.
 //!
-//! The first answer wins and later ones are told by whom. A card that was
+//! The first answer wins and later ones are told by whom. A card that nobody
+//! answers ends at its limit, as denied. A card that was
 //! withdrawn stays known for a while, so that a late answer gets a reason
 //! instead of "not found". Nothing here does I/O: the session actor, which owns
 //! the registry, writes what is decided.
@@ -9,6 +10,8 @@ use std::collections::VecDeque;
 
 use ade_protocol::card::{Answer, Card, CardKind, CardOutcome, Withdrawal};
 use ade_protocol::{Generation, RequestId};
+
+use crate::turn::Mono;
 
 /// Settled cards that are remembered. Older ones are forgotten; an answer to
 /// one of those gets "no such card".
@@ -59,29 +62,55 @@ pub fn why_text(why: Withdrawal) -> &'static str {
     }
 }
 
+/// An open card.
+#[derive(Debug)]
+struct Open {
+    card: Card,
+    /// When it has waited long enough.
+    until: Mono,
+}
+
 /// Cards of one session.
 #[derive(Debug, Default)]
 pub struct Cards {
-    open: Vec<Card>,
+    open: Vec<Open>,
     settled: VecDeque<(RequestId, CardOutcome)>,
 }
 
 impl Cards {
     /// Open cards, oldest first.
-    #[must_use]
-    pub fn open(&self) -> &[Card] {
-        &self.open
+    pub fn open(&self) -> impl Iterator<Item = &Card> {
+        self.open.iter().map(|open| &open.card)
     }
 
-    /// Adds a card. False when it is a double or there is no room: it must be
+    /// Whether a card of this name is open.
+    #[must_use]
+    pub fn is_open(&self, id: &RequestId) -> bool {
+        self.open().any(|card| card.card_id == *id)
+    }
+
+    /// When [`Cards::expire`] is wanted next.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Mono> {
+        self.open.iter().map(|open| open.until).min()
+    }
+
+    /// Adds a card that waits until then. False when it is a double or there is no room: it must be
     /// denied.
-    pub fn add(&mut self, card: Card) -> bool {
-        let double = self.open.iter().any(|other| other.card_id == card.card_id);
-        if double || self.open.len() >= MAX_OPEN {
+    pub fn add(&mut self, card: Card, until: Mono) -> bool {
+        if self.is_open(&card.card_id) || self.open.len() >= MAX_OPEN {
             return false;
         }
-        self.open.push(card);
+        self.open.push(Open { card, until });
         true
+    }
+
+    /// Withdraws the cards that nobody answered until `now`.
+    pub fn expire(&mut self, now: Mono) -> Vec<(Card, CardOutcome)> {
+        let all = std::mem::take(&mut self.open);
+        let (over, open): (Vec<_>, Vec<_>) = all.into_iter().partition(|open| open.until <= now);
+        self.open = open;
+        self.withdrawn(over, Withdrawal::TimedOut)
     }
 
     /// Settles a card by an answer. Only the first one gets here.
@@ -94,13 +123,13 @@ impl Cards {
         answer: &Answer,
         by: &str,
     ) -> Result<(Card, CardOutcome), AnswerError> {
-        let Some(index) = self.open.iter().position(|card| card.card_id == *id) else {
+        let Some(index) = self.open().position(|card| card.card_id == *id) else {
             return Err(self.settled_error(id));
         };
         answer
-            .fits(&self.open[index].payload)
+            .fits(&self.open[index].card.payload)
             .map_err(|offered| AnswerError::NotOffered { offered })?;
-        let card = self.open.remove(index);
+        let Open { card, .. } = self.open.remove(index);
         let secret = card.payload.kind == CardKind::Secret;
         let value = if answer.ok && !secret {
             answer.value.clone()
@@ -144,10 +173,9 @@ impl Cards {
         why: Withdrawal,
     ) -> Option<(Card, CardOutcome)> {
         let index = self
-            .open
-            .iter()
+            .open()
             .position(|card| card.card_id == *id && card.generation == generation)?;
-        let card = self.open.remove(index);
+        let Open { card, .. } = self.open.remove(index);
         let outcome = CardOutcome::Withdrawn { why };
         self.remember(card.card_id.clone(), outcome.clone());
         Some((card, outcome))
@@ -156,17 +184,22 @@ impl Cards {
     /// Withdraws every open card.
     pub fn withdraw_all(&mut self, why: Withdrawal) -> Vec<(Card, CardOutcome)> {
         let cards = std::mem::take(&mut self.open);
+        self.withdrawn(cards, why)
+    }
+
+    fn withdrawn(&mut self, cards: Vec<Open>, why: Withdrawal) -> Vec<(Card, CardOutcome)> {
         let outcome = CardOutcome::Withdrawn { why };
         cards
             .into_iter()
-            .map(|card| {
+            .map(|Open { card, .. }| {
                 self.remember(card.card_id.clone(), outcome.clone());
                 (card, outcome.clone())
             })
             .collect()
     }
 
-    fn remember(&mut self, id: RequestId, outcome: CardOutcome) {
+    /// Remembers how a card ended, for answers that come late.
+    pub fn remember(&mut self, id: RequestId, outcome: CardOutcome) {
         if self.settled.len() == REMEMBERED {
             self.settled.pop_front();
         }
@@ -180,6 +213,8 @@ mod tests {
     use ade_protocol::card::{CardOrigin, CardPayload};
 
     use super::*;
+
+    const LATER: Mono = Mono::from_secs(60);
 
     fn card(id: &str, kind: CardKind) -> Card {
         Card {
@@ -222,7 +257,7 @@ mod tests {
                 .map(|round| {
                     if name == "a" {
                         let card = card(&round.to_string(), CardKind::Confirm);
-                        assert!(cards.lock().unwrap().add(card));
+                        assert!(cards.lock().unwrap().add(card, LATER));
                     }
                     both.wait();
                     let id = RequestId::from(round.to_string());
@@ -250,15 +285,15 @@ mod tests {
             };
             assert_eq!(a.and(b), Err(late), "the other is told whose it was");
         }
-        assert!(cards.lock().unwrap().open().is_empty());
+        assert_eq!(cards.lock().unwrap().open().count(), 0);
     }
 
     #[test]
     fn the_first_answer_wins_and_later_ones_are_told() {
         let mut cards = Cards::default();
-        assert!(cards.add(card("c", CardKind::Confirm)));
+        assert!(cards.add(card("c", CardKind::Confirm), LATER));
         assert!(
-            !cards.add(card("c", CardKind::Confirm)),
+            !cards.add(card("c", CardKind::Confirm), LATER),
             "a double is denied"
         );
         let id = RequestId::from("c");
@@ -284,7 +319,7 @@ mod tests {
     #[test]
     fn a_withdrawn_card_says_why() {
         let mut cards = Cards::default();
-        cards.add(card("c", CardKind::Text));
+        cards.add(card("c", CardKind::Text), LATER);
         assert!(
             cards
                 .withdraw(&"c".into(), Generation(2), Withdrawal::Cancelled)
@@ -306,18 +341,45 @@ mod tests {
     fn only_so_many_are_open_and_one_that_ends_makes_room() {
         let mut cards = Cards::default();
         for index in 0..MAX_OPEN {
-            assert!(cards.add(card(&index.to_string(), CardKind::Text)));
+            assert!(cards.add(card(&index.to_string(), CardKind::Text), LATER));
         }
-        assert!(!cards.add(card("more", CardKind::Text)));
-        assert_eq!(cards.open().len(), MAX_OPEN);
+        assert!(!cards.add(card("more", CardKind::Text), LATER));
+        assert_eq!(cards.open().count(), MAX_OPEN);
         assert!(cards.answer(&"0".into(), &yes("x"), "a").is_ok());
-        assert!(cards.add(card("more", CardKind::Text)));
+        assert!(cards.add(card("more", CardKind::Text), LATER));
+    }
+
+    #[test]
+    fn each_card_ends_at_its_own_limit_unless_it_was_answered_before() {
+        let mut cards = Cards::default();
+        let sooner = Mono::from_secs(10);
+        cards.add(card("a", CardKind::Confirm), LATER);
+        cards.add(card("b", CardKind::Confirm), sooner);
+        cards.add(card("c", CardKind::Confirm), sooner);
+        assert_eq!(cards.deadline(), Some(sooner));
+        assert_eq!(cards.expire(sooner - Mono::from_nanos(1)), []);
+        // Its time is over, and nobody has said so yet: the answer is first.
+        assert!(cards.answer(&"b".into(), &yes("allow"), "a").is_ok());
+        let over = cards.expire(sooner);
+        let why = Withdrawal::TimedOut;
+        assert_eq!(over.len(), 1, "{over:?}");
+        assert_eq!(over[0].0.card_id, RequestId::from("c"));
+        assert_eq!(over[0].1, CardOutcome::Withdrawn { why });
+        let late = cards.answer(&"c".into(), &yes("allow"), "a").unwrap_err();
+        assert_eq!(late, AnswerError::Gone { why });
+        assert_eq!(
+            late.to_string(),
+            "the card is gone: nobody answered in time"
+        );
+        assert_eq!(cards.deadline(), Some(LATER));
+        assert_eq!(cards.expire(LATER).len(), 1);
+        assert_eq!(cards.deadline(), None);
     }
 
     #[test]
     fn a_secret_is_not_kept() {
         let mut cards = Cards::default();
-        cards.add(card("c", CardKind::Secret));
+        cards.add(card("c", CardKind::Secret), LATER);
         let (_, outcome) = cards.answer(&"c".into(), &yes("s3cr3t"), "a").unwrap();
         assert!(!format!("{outcome:?} {cards:?}").contains("s3cr3t"));
     }

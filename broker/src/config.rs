@@ -195,6 +195,9 @@ fn settings() -> Vec<Setting> {
         number("turns.abort_ms".into(), long, 11_000),
         number("turns.interrupt_ms".into(), long, 30_000),
         number("turns.queue_recovery_ms".into(), long, 8_000),
+        // A question of the evening is there in the morning. After a day what it
+        // is about has moved on, and it still holds a worker and a session file.
+        number("cards.timeout_ms".into(), long, DAY_MS),
         number("worker.eof_grace_ms".into(), grace, worker.eof_grace_ms),
         number("worker.attach_ms".into(), grace, worker.attach_ms),
         number("worker.orphan_idle_ms".into(), long, worker.orphan_idle_ms),
@@ -527,6 +530,12 @@ impl Config {
                 time("pool.pause_later_ms"),
             ],
         }
+    }
+
+    /// How long a card waits for an answer until it is denied.
+    #[must_use]
+    pub fn card_timeout(&self) -> Duration {
+        Duration::from_millis(self.number("cards.timeout_ms"))
     }
 
     /// What is known of the user's Pi.

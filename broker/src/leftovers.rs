@@ -5,12 +5,12 @@
 //! any session is served.
 
 use ade_protocol::SessionId;
-use ade_protocol::card::{CardOutcome, Withdrawal};
+use ade_protocol::card::{Card, CardOutcome, Withdrawal};
 use ade_protocol::event::{ErrorCategory, Event, TurnStatus};
 
 use crate::clock;
 use crate::home::Home;
-use crate::state::{StateError, StateHandle};
+use crate::state::{CardRow, Settled, StateError, StateHandle};
 use crate::takeover::Takeover;
 use crate::transcript::{Transcript, TranscriptError};
 
@@ -32,23 +32,13 @@ pub async fn close(
     state: &StateHandle,
     taken_over: &Takeover,
 ) -> Result<usize, LeftoverError> {
-    let cards = state.run(crate::state::State::open_cards).await?;
+    let cards = state.run(crate::state::State::cards).await?;
     let turns = state.run(crate::state::State::running_turns).await?;
-    for card in cards {
+    for CardRow { card, settled, .. } in cards {
         if taken_over.generation(&card.session_id) == Some(card.generation) {
             continue;
         }
-        let outcome = CardOutcome::Withdrawn {
-            why: Withdrawal::WorkerGone,
-        };
-        let event = Event::CardResolved {
-            card_id: card.card_id.clone(),
-            resolution: outcome,
-        };
-        note(
-            write(home, &card.session_id, card.turn_id.as_ref(), &[event]),
-            &card.session_id,
-        );
+        note(write_card(home, &card, settled), &card.session_id);
         let session = card.session_id.clone();
         state
             .run(move |state| {
@@ -152,6 +142,28 @@ fn note(result: Result<(), TranscriptError>, session: &SessionId) {
     if let Err(error) = result {
         tracing::error!(%session, %error, "the end of a turn could not be written");
     }
+}
+
+/// Tells how a card ended, unless the transcript does.
+fn write_card(home: &Home, card: &Card, settled: Option<Settled>) -> Result<(), TranscriptError> {
+    let resolution = match settled {
+        Some(settled) => {
+            let path = home.transcript(&card.session_id);
+            let told = Transcript::open(&path, card.session_id.clone())?.last_sequence();
+            if settled.sequence <= told {
+                return Ok(());
+            }
+            settled.outcome
+        }
+        None => CardOutcome::Withdrawn {
+            why: Withdrawal::WorkerGone,
+        },
+    };
+    let event = Event::CardResolved {
+        card_id: card.card_id.clone(),
+        resolution,
+    };
+    write(home, &card.session_id, card.turn_id.as_ref(), &[event])
 }
 
 fn write(

@@ -19,7 +19,7 @@
 //! Invariants:
 //! - the file is 0600 and belongs to one broker, the holder of the broker lock;
 //! - a database of a newer schema is not touched;
-//! - no answer to a card is ever stored, only the question.
+//! - no answer to a secret card is ever stored, only that there was one.
 //!
 //! What this module does not do: decide. It keeps rows.
 
@@ -43,7 +43,7 @@ use ade_protocol::{Fence, SessionId, exit};
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
 pub use handle::StateHandle;
-pub use rows::{Flags, QueuedRow, SessionRow, TurnRow};
+pub use rows::{CardRow, Flags, QueuedRow, SessionRow, Settled, TurnRow};
 
 use crate::files;
 

@@ -63,7 +63,7 @@ impl Takeover {
 /// `state.db` cannot be read. Journals that cannot be read are the sweep's.
 pub async fn find(home: &Home, state: &StateHandle) -> Result<Takeover, StateError> {
     let rows = state.run(State::sessions).await?;
-    let cards = state.run(State::open_cards).await?;
+    let cards = state.run(State::cards).await?;
     let journals = journal::read_all(home).unwrap_or_default();
     let mut takeover = Takeover::default();
     let mut turns = running(home, state).await?;
@@ -87,7 +87,9 @@ pub async fn find(home: &Home, state: &StateHandle) -> Result<Takeover, StateErr
             turn: turns.remove(&session),
             cards: cards
                 .iter()
-                .filter(|card| card.session_id == session && card.generation == entry.generation)
+                .filter(|row| {
+                    row.card.session_id == session && row.card.generation == entry.generation
+                })
                 .cloned()
                 .collect(),
             worker: Some((entry, identity)),

@@ -1,6 +1,8 @@
 //! Cards: without a human's answer they are denied, an answer counts once, and
 //! a card that nobody can answer any more is withdrawn for every client.
 
+use std::time::{Duration, Instant};
+
 use ade_leases::process::Signal;
 use ade_tests::ade::{Ade, signal};
 use ade_tests::rpc::{Rpc, text_of};
@@ -12,7 +14,11 @@ use serde_json::{Value, json};
 const GATED: &str = "!card Run it? | touch x | bash\n!emit went on";
 
 fn started() -> (Ade, Rpc, String) {
-    let mut ade = Ade::new();
+    configured("")
+}
+
+fn configured(config: &str) -> (Ade, Rpc, String) {
+    let mut ade = Ade::new().with_config(config);
     ade.serve();
     let mut rpc = ade.rpc();
     let chat = ade.chat(&mut rpc, "scripted", &ade.lane("lane"), json!({}));
@@ -210,6 +216,240 @@ fn g05_a_card_of_a_worker_that_died_with_its_broker_is_withdrawn_by_the_next_one
     let mut rpc = ade.rpc();
     assert_eq!(rpc.call("cards.list", json!({}))["cards"], json!([]));
     assert!(rpc.answer(&card, &yes("allow")).is_err());
+}
+
+fn limit(ms: u64) -> String {
+    format!("[cards]\ntimeout_ms = {ms}\n")
+}
+
+/// Waits until so much time has passed.
+fn passes(since: Instant, ms: u64) {
+    wait_true("time passes", || {
+        since.elapsed() >= Duration::from_millis(ms)
+    });
+}
+
+#[test]
+fn g05_a_card_that_nobody_answers_is_denied_at_its_limit_and_the_turn_goes_on() {
+    let quiet = format!("{}[turns]\nquiet_ms = 100\n", limit(1_000));
+    let (ade, mut rpc, _) = configured(&quiet);
+    let watchdog = json!({"firstEventMs": 300});
+    let chat = ade.chat(&mut rpc, "scripted", &ade.lane("lane"), watchdog);
+    let since = Instant::now();
+    let (turn, card, mut watch) = asked(&ade, &mut rpc, &chat, GATED);
+    let events = watch.until_done(&turn);
+    assert!(
+        since.elapsed() >= Duration::from_secs(1),
+        "before its limit"
+    );
+    assert_eq!(ended(&events), "completed");
+    assert_eq!(resolution(&events), withdrawn("timed_out"));
+    assert_eq!(allowed(&events), [false]);
+    assert_eq!(text_of(&events), "went on");
+    // While it was open nothing else fired.
+    assert_eq!(of_type(&events, "notice").len(), 0);
+    assert_eq!(ade.births(&chat), 1);
+    let late = rpc.answer(&card, &yes("allow")).unwrap_err();
+    assert_eq!(late.kind, "card_gone");
+    assert!(late.message.contains("in time"), "{}", late.message);
+    assert_eq!(rpc.call("cards.list", json!({}))["cards"], json!([]));
+    assert_eq!(
+        of_type(&ade.checked_transcript(&chat), "card_resolved").len(),
+        1
+    );
+    let (doctor, _) = ade.expect_code(0, &["doctor"]);
+    assert!(doctor.contains("cards.timeout_ms"), "{doctor}");
+}
+
+#[test]
+fn of_an_answer_and_the_limit_in_the_same_moment_exactly_one_counts() {
+    const ROUNDS: u64 = 40;
+    const LIMIT: u64 = 60;
+    let (ade, mut rpc, chat) = configured(&limit(LIMIT));
+    let prompt = "!card Run? | make\n".repeat(usize::try_from(ROUNDS).unwrap());
+    let (turn, after) = ade.send(&mut rpc, &chat, &prompt);
+    rpc.subscribe(&chat, after);
+    let mut counted = Vec::new();
+    for round in 0..ROUNDS {
+        let card = rpc.card();
+        passes(Instant::now(), LIMIT - 10 + round % 12);
+        counted.push(match rpc.answer(&card, &yes("allow")) {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(error.kind, "card_gone");
+                false
+            }
+        });
+    }
+    rpc.until_done(&turn);
+    let lines = ade.checked_transcript(&chat);
+    let said: Vec<bool> = of_type(&lines, "card_resolved")
+        .iter()
+        .map(|event| {
+            let resolution = &event["resolution"];
+            let answered = resolution["outcome"] == "answered";
+            assert!(answered || *resolution == withdrawn("timed_out"), "{event}");
+            answered
+        })
+        .collect();
+    assert_eq!(said, counted);
+    assert_eq!(allowed(&lines), counted, "the worker heard the same");
+}
+
+#[test]
+fn a_cards_time_goes_on_over_a_broker_that_was_killed() {
+    let (mut ade, mut rpc, chat) = configured(&limit(6_000));
+    let (turn, _, _) = asked(&ade, &mut rpc, &chat, GATED);
+    let since = Instant::now();
+    ade.kill_broker();
+    passes(since, 4_000);
+    ade.serve();
+    let events = of_turn(&ade.wait_done(&chat, &turn), &turn);
+    let took = since.elapsed();
+    assert_eq!(resolution(&events), withdrawn("timed_out"));
+    assert_eq!(
+        (allowed(&events), ended(&events)),
+        (vec![false], "completed")
+    );
+    assert!(took >= Duration::from_millis(5_500), "{took:?}");
+    assert!(took < Duration::from_secs(9), "it began anew: {took:?}");
+}
+
+#[test]
+fn a_card_whose_time_ran_out_without_a_broker_is_denied_by_the_next_one() {
+    let (mut ade, mut rpc, chat) = configured(&limit(1_000));
+    let (turn, card, _) = asked(&ade, &mut rpc, &chat, GATED);
+    let since = Instant::now();
+    ade.kill_broker();
+    passes(since, 1_200);
+    ade.serve();
+    let events = of_turn(&ade.wait_done(&chat, &turn), &turn);
+    assert_eq!(resolution(&events), withdrawn("timed_out"));
+    assert_eq!(of_type(&events, "card_opened").len(), 1);
+    assert_eq!(
+        (allowed(&events), ended(&events)),
+        (vec![false], "completed")
+    );
+    let late = ade.rpc().answer(&card, &yes("allow")).unwrap_err();
+    assert_eq!(late.kind, "card_gone");
+}
+
+/// What a broker leaves that is killed between its database and the worker: the
+/// card is settled, by an event that the transcript holds or not.
+fn settle(ade: &Ade, card: &str, outcome: &Value, answer: &Value, sequence: u64) {
+    let db = rusqlite::Connection::open(ade.home().join("state.db")).unwrap();
+    let settled = json!({"outcome": outcome, "answer": answer, "sequence": sequence});
+    let sql = "UPDATE cards SET settled = ?1 WHERE card_id = ?2";
+    let values = (settled.to_string(), card);
+    assert_eq!(db.execute(sql, values).unwrap(), 1);
+}
+
+fn answered(value: &Value) -> Value {
+    json!({"outcome": "answered", "by": "another", "value": value})
+}
+
+/// Rows of cards on disk.
+fn kept(ade: &Ade) -> i64 {
+    let db = rusqlite::Connection::open(ade.home().join("state.db")).unwrap();
+    let count = db.query_row("SELECT count(*) FROM cards", [], |row| row.get(0));
+    count.unwrap()
+}
+
+#[test]
+fn an_answer_that_was_written_down_before_the_broker_died_counts_and_is_told_once() {
+    for (word, told) in [("allow", false), ("allow", true), ("deny", false)] {
+        let (mut ade, mut rpc, chat) = started();
+        let (turn, card, _) = asked(&ade, &mut rpc, &chat, GATED);
+        ade.kill_broker();
+        let last = ade.transcript(&chat).pop().unwrap();
+        let sequence = last["sequence"].as_u64().unwrap() + 1;
+        let outcome = answered(&json!(word));
+        settle(&ade, &card, &outcome, &yes(word), sequence);
+        if told {
+            let line = json!({"sessionId": chat, "sequence": sequence, "turnId": turn,
+                "timestamp": last["timestamp"],
+                "event": {"type": "card_resolved", "cardId": card, "resolution": outcome}});
+            let path = ade
+                .home()
+                .join("transcripts/chat")
+                .join(format!("{chat}.jsonl"));
+            let mut text = std::fs::read_to_string(&path).unwrap();
+            text.push_str(&format!("{line}\n"));
+            std::fs::write(&path, text).unwrap();
+        }
+        ade.serve();
+        // Nobody is asked again.
+        let mut rpc = ade.rpc();
+        let late = rpc.answer(&card, &yes("allow")).unwrap_err();
+        assert_eq!(late.kind, "already_answered", "{}", late.message);
+        assert!(late.message.contains("another"), "{}", late.message);
+        ade.wait_done(&chat, &turn);
+        let events = of_turn(&ade.checked_transcript(&chat), &turn);
+        assert_eq!(ended(&events), "completed");
+        assert_eq!(of_type(&events, "card_opened").len(), 1);
+        assert_eq!(resolution(&events), outcome);
+        assert_eq!(allowed(&events), [word == "allow"]);
+        assert_eq!(text_of(&events), "went on");
+        wait_true("nothing is kept of it", || kept(&ade) == 0);
+        assert_eq!(ade.births(&chat), 1);
+    }
+}
+
+#[test]
+fn an_answer_of_which_the_worker_never_heard_is_told_when_that_is_dead_too() {
+    let (mut ade, mut rpc, chat) = started();
+    let (turn, card, _) = asked(&ade, &mut rpc, &chat, GATED);
+    let worker = ade.session(&chat)["workerPid"].as_i64().unwrap();
+    ade.kill_broker();
+    signal(i32::try_from(worker).unwrap(), Signal::SIGKILL);
+    let last = ade.transcript(&chat).pop().unwrap();
+    let sequence = last["sequence"].as_u64().unwrap() + 1;
+    let outcome = answered(&json!("allow"));
+    settle(&ade, &card, &outcome, &yes("allow"), sequence);
+    ade.serve();
+    let events = of_turn(&ade.wait_done(&chat, &turn), &turn);
+    assert_eq!(resolution(&events), outcome);
+    assert_eq!(ended(&events), "failed");
+    assert_eq!(kept(&ade), 0);
+}
+
+#[test]
+fn a_secret_that_was_lost_with_the_broker_is_a_no_and_never_asked_twice() {
+    let (mut ade, mut rpc, chat) = started();
+    let (turn, card, _) = asked(&ade, &mut rpc, &chat, "!secret The key?\n!emit over");
+    ade.kill_broker();
+    let last = ade.transcript(&chat).pop().unwrap();
+    let sequence = last["sequence"].as_u64().unwrap() + 1;
+    settle(&ade, &card, &answered(&Value::Null), &Value::Null, sequence);
+    ade.serve();
+    let events = of_turn(&ade.wait_done(&chat, &turn), &turn);
+    assert_eq!(ended(&events), "completed");
+    assert_eq!(of_type(&events, "card_opened").len(), 1);
+    assert_eq!(resolution(&events)["outcome"], "answered");
+    assert!(text_of(&events).ends_with("over"), "{}", text_of(&events));
+    let notices = of_type(&events, "notice");
+    assert_eq!(notices.len(), 1, "{notices:?}");
+    assert!(notices[0]["message"].as_str().unwrap().contains("secrets"));
+}
+
+#[test]
+fn settled_cards_are_kept_until_the_turn_ends_and_no_more_than_can_be_open() {
+    let (ade, mut rpc, chat) = started();
+    let (turn, after) = ade.send(&mut rpc, &chat, &"!card Run? | make\n".repeat(80));
+    rpc.subscribe(&chat, after);
+    for _ in 0..79 {
+        let card = rpc.card();
+        rpc.answer(&card, &yes("allow")).unwrap();
+    }
+    let last = rpc.card();
+    assert_eq!(kept(&ade), 64 + 1);
+    rpc.answer(&last, &yes("allow")).unwrap();
+    rpc.until_done(&turn);
+    wait_true("nothing is kept", || kept(&ade) == 0);
+    assert_eq!(
+        of_type(&ade.checked_transcript(&chat), "card_resolved").len(),
+        80
+    );
 }
 
 #[test]

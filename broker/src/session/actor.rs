@@ -1,16 +1,18 @@
 //! The actor: its state, its loop, and the effects of its turn.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ade_protocol::action::Steered;
-use ade_protocol::card::Card;
 use ade_protocol::event::{Event, TurnStatus};
+use ade_protocol::{Generation, RequestId};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::acquire::Starting;
 use super::depart::{Departing, Leave};
+use super::legacy::LegacyCards;
 use super::record::Owed;
 use super::view::placeholder;
 use super::worker::{News, Worker, from_worker};
@@ -46,9 +48,12 @@ pub(super) struct Actor {
     /// No message is taken any more.
     pub(super) closed: bool,
     pub(super) detach_replies: Vec<oneshot::Sender<()>>,
-    /// Open cards of a broker that is gone, until the worker has told which
-    /// are open still.
-    pub(super) legacy_cards: Vec<Card>,
+    /// Cards of a broker that is gone, until the worker has told which are open
+    /// still.
+    pub(super) legacy_cards: LegacyCards,
+    /// Settled cards that are kept on disk, until the turn ends; at most
+    /// [`super::cards::MAX_ANSWERS`].
+    pub(super) kept: VecDeque<(Generation, RequestId)>,
     /// Answers to them that came meanwhile; at most [`super::cards::MAX_DEFERRED`].
     pub(super) deferred: Vec<Command>,
     pub(super) last_status: Option<TurnStatus>,
@@ -102,7 +107,8 @@ impl Actor {
             stop_replies: Vec::new(),
             closed: false,
             detach_replies: Vec::new(),
-            legacy_cards: Vec::new(),
+            legacy_cards: LegacyCards::default(),
+            kept: VecDeque::new(),
             deferred: Vec::new(),
             last_status,
             last_error,
@@ -150,6 +156,7 @@ impl Actor {
         let mut batch = Vec::new();
         self.load_queue().await;
         // What a takeover began with.
+        self.tell_settled().await;
         self.flush();
         if self.dirty {
             self.publish_view();
@@ -207,8 +214,9 @@ impl Actor {
         let idle = (self.machine.state() == State::Idle && self.has_idle_worker())
             .then(|| self.idle_since + self.shared.config.timing(&self.row.provider).idle_put_away);
         let leaving = self.worker.as_ref().and_then(|worker| worker.leaving);
+        let card = self.cards.deadline().map(|at| self.born + at);
         let owed = (!self.owed.is_empty()).then_some(self.retry_at);
-        [turn, idle, leaving, owed, self.stale]
+        [turn, idle, leaving, card, owed, self.stale]
             .into_iter()
             .flatten()
             .min()
@@ -229,6 +237,8 @@ impl Actor {
             self.dismiss();
         } else if !self.owed.is_empty() && clock::now() >= self.retry_at {
             self.settle_owed().await;
+        } else if self.cards.deadline().is_some_and(|at| now >= at) {
+            self.expire_cards().await;
         } else if self.machine.deadline().is_some_and(|at| now >= at) {
             self.input(Input::Tick).await;
         } else if self.machine.state() == State::Idle {
@@ -283,9 +293,7 @@ impl Actor {
             Effect::Poison => self.dismiss(),
             Effect::Dispose => self.ask_to_leave(),
             Effect::Withdraw(why) => {
-                for card in std::mem::take(&mut self.legacy_cards) {
-                    self.cards.add(card);
-                }
+                self.open_legacy_cards(|_| true);
                 for (card, outcome) in self.cards.withdraw_all(why) {
                     self.card_settled(&card, outcome, None).await;
                 }
@@ -310,6 +318,7 @@ impl Actor {
             } => {
                 self.finish(&turn, status, stop_reason, usage, failure)
                     .await;
+                self.forget_answers().await;
             }
         }
     }

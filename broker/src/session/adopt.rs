@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ade_leases::process::{self, Liveness, ProcessIdentity};
-use ade_protocol::card::Card;
 use ade_protocol::event::ErrorCategory;
 use ade_protocol::frame::{Attach, Hello, Request, ToWorker};
 use ade_protocol::{RequestId, Seq, TurnId};
@@ -29,7 +28,7 @@ use crate::link::{Connection, Link};
 use crate::pool::Place;
 use crate::shared::Shared;
 use crate::spawn::Exit;
-use crate::state::{SessionRow, TurnRow};
+use crate::state::{CardRow, SessionRow, TurnRow};
 use crate::sweep::{self, Survivor};
 use crate::turn::{Again, Failure};
 
@@ -50,8 +49,9 @@ pub struct Legacy {
     pub worker: Option<(Entry, ProcessIdentity)>,
     /// Its running turn.
     pub turn: Option<LegacyTurn>,
-    /// Its open cards.
-    pub cards: Vec<Card>,
+    /// Its cards: those that were open, and those whose end it may not have
+    /// heard.
+    pub cards: Vec<CardRow>,
 }
 
 /// A turn that a broker that is gone left running.

@@ -13,10 +13,14 @@ use ade_protocol::rpc;
 use super::actor::Actor;
 use crate::cards::AnswerError;
 use crate::clock;
+use crate::state::Settled;
 use crate::turn::{Input, State};
 
 /// Answers that are kept: as many as cards may be open.
 pub(super) const MAX_ANSWERS: usize = crate::cards::MAX_OPEN;
+
+/// What a worker is told whose answer was a secret and is lost.
+const LOST: &str = "the broker ended before the answer was passed on, and it keeps no secrets";
 
 /// Answers that may wait for a worker that is being taken over.
 pub(super) const MAX_DEFERRED: usize = 64;
@@ -34,13 +38,14 @@ impl Actor {
             opened_at: clock::timestamp(),
             payload: request.payload,
         };
-        if self.has_open_card(&card.card_id) || self.answer_again(&card.card_id) {
+        if self.cards.is_open(&card.card_id) || self.answer_again(&card.card_id) {
             // Announced again after a reconnect.
             return;
         }
         let wanted = self.machine.accepts(generation, card.turn_id.as_ref())
             && !matches!(self.machine.state(), State::Interrupting | State::Stopping);
-        if !wanted || !self.cards.add(card.clone()) {
+        let until = self.now() + self.shared.config.card_timeout();
+        if !wanted || !self.cards.add(card.clone(), until) {
             let why = Withdrawal::TurnEnded;
             let outcome = CardOutcome::Withdrawn { why };
             self.write_answer(&card, &outcome, None);
@@ -65,9 +70,17 @@ impl Actor {
         Ok(())
     }
 
+    /// Cards that nobody answered in time are denied, and the turn goes on.
+    pub(super) async fn expire_cards(&mut self) {
+        for (card, outcome) in self.cards.expire(self.now()) {
+            self.card_settled(&card, outcome, None).await;
+        }
+        self.cards_settled().await;
+    }
+
     pub(super) async fn card_opened(&mut self, card: Card) {
-        let stored = card.clone();
-        self.store("keep a card", move |state| state.put_card(&stored))
+        let (stored, now) = (card.clone(), clock::monotonic_ms());
+        self.store("keep a card", move |state| state.put_card(&stored, now))
             .await;
         let turn = card.turn_id.clone();
         self.emit(
@@ -86,29 +99,60 @@ impl Actor {
         outcome: CardOutcome,
         answer: Option<&Answer>,
     ) {
-        // First for the transcript: a broker that comes in the middle asks
-        // again at most, and no card stays open there for ever.
+        self.record_end(card, &outcome, answer).await;
+        self.write_answer(card, &outcome, answer);
+    }
+
+    /// Writes down how a card ended, and tells everybody. In this order, so that
+    /// a broker that comes in the middle tells it exactly once: what it was and
+    /// where the transcript will tell it, then the transcript. The answer itself
+    /// stays on disk until the worker is known to have it.
+    pub(super) async fn record_end(
+        &mut self,
+        card: &Card,
+        outcome: &CardOutcome,
+        answer: Option<&Answer>,
+    ) {
         let event = Event::CardResolved {
             card_id: card.card_id.clone(),
             resolution: outcome.clone(),
         };
-        self.emit(card.turn_id.as_ref(), &event);
-        self.announce(card, Some(outcome.clone()));
-        self.flush();
-        let (session, generation, id) = (
-            card.session_id.clone(),
-            card.generation,
-            card.card_id.clone(),
-        );
-        self.store("drop a card", move |state| {
-            state.remove_card(&session, generation, &id).map(drop)
+        let settled = Settled {
+            sequence: self.emit(card.turn_id.as_ref(), &event),
+            outcome: outcome.clone(),
+            answer: answer.cloned(),
+        };
+        let row = card.clone();
+        self.store("keep how a card ended", move |state| {
+            state.settle_card(&row, &settled)
         })
         .await;
-        self.write_answer(card, &outcome, answer);
+        self.announce(card, Some(outcome.clone()));
+        self.flush();
+        self.keep(card).await;
+    }
+
+    /// Remembers that a settled card is on disk; the oldest is forgotten when
+    /// there are too many.
+    async fn keep(&mut self, card: &Card) {
+        let name = (card.generation, card.card_id.clone());
+        if self.kept.contains(&name) {
+            return;
+        }
+        self.kept.push_back(name);
+        if self.kept.len() > MAX_ANSWERS
+            && let Some((generation, id)) = self.kept.pop_front()
+        {
+            let session = self.row.session_id.clone();
+            self.store("drop a card", move |state| {
+                state.remove_card(&session, generation, &id).map(drop)
+            })
+            .await;
+        }
     }
 
     pub(super) async fn cards_settled(&mut self) {
-        if self.cards.open().is_empty()
+        if self.cards.open().next().is_none()
             && let Some(generation) = self.machine.worker()
         {
             self.input(Input::CardsSettled(generation)).await;
@@ -138,7 +182,7 @@ impl Actor {
         let error = match (outcome, answer) {
             (_, Some(_)) => None,
             (CardOutcome::Withdrawn { why }, None) => Some(crate::cards::why_text(*why).to_owned()),
-            (_, None) => Some("declined".to_owned()),
+            (_, None) => Some(LOST.to_owned()),
         };
         let (ok, value) = match answer {
             Some(answer) => (answer.ok, answer.value.clone()),
@@ -170,10 +214,19 @@ impl Actor {
     }
 
     /// No card of a turn that has ended asks again.
-    pub(super) fn forget_answers(&mut self) {
+    pub(super) async fn forget_answers(&mut self) {
         if let Some(worker) = &mut self.worker {
             worker.answers.clear();
         }
+        if self.kept.is_empty() {
+            return;
+        }
+        self.kept.clear();
+        let session = self.row.session_id.clone();
+        self.store("drop settled cards", move |state| {
+            state.remove_settled(&session).map(drop)
+        })
+        .await;
     }
 
     fn announce(&mut self, card: &Card, resolution: Option<CardOutcome>) {
@@ -191,12 +244,6 @@ impl Actor {
     /// Whether an answer has to wait until the worker has told which cards are
     /// open still. Past the bound it is refused as unknown.
     pub(super) fn awaits_legacy(&self, id: &RequestId) -> bool {
-        self.deferred.len() < MAX_DEFERRED
-            && self.legacy_cards.iter().any(|card| card.card_id == *id)
-    }
-
-    /// Whether a card is open.
-    pub(super) fn has_open_card(&self, id: &RequestId) -> bool {
-        self.cards.open().iter().any(|card| card.card_id == *id)
+        self.deferred.len() < MAX_DEFERRED && self.legacy_cards.is_open(id)
     }
 }

@@ -8,8 +8,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ade_protocol::card::{CardOutcome, Withdrawal};
-use ade_protocol::{Generation, RequestId};
+use ade_protocol::card::{Card, CardOutcome, Withdrawal};
+use ade_protocol::event::{Event, NoticeLevel};
+use ade_protocol::{Generation, RequestId, Seq};
 use tokio_util::sync::CancellationToken;
 
 use super::acquire::Starting;
@@ -19,7 +20,38 @@ use super::requests::send_id;
 use super::worker::Pending;
 use super::{Command, Legacy, LegacyTurn, report};
 use crate::clock;
+use crate::state::{CardRow, Settled};
 use crate::turn::{Adopted, Again, Input, Machine, Rules};
+
+/// Cards of a broker that is gone.
+#[derive(Default)]
+pub(super) struct LegacyCards {
+    /// They were open.
+    pub(super) open: Vec<CardRow>,
+    /// They were settled, and the worker may not have heard it.
+    settled: Vec<Ended>,
+}
+
+/// A card that the last broker had settled.
+struct Ended {
+    card: Card,
+    settled: Settled,
+    /// The transcript holds its end.
+    told: bool,
+}
+
+impl LegacyCards {
+    /// Whether this one was open.
+    pub(super) fn is_open(&self, id: &RequestId) -> bool {
+        self.open.iter().any(|row| row.card.card_id == *id)
+    }
+
+    /// Those that were settled.
+    fn answered(&self) -> BTreeSet<RequestId> {
+        let settled = self.settled.iter();
+        settled.map(|ended| ended.card.card_id.clone()).collect()
+    }
+}
 
 impl Actor {
     /// Goes on with what a broker that is gone left: its turn, and its worker
@@ -30,6 +62,7 @@ impl Actor {
             turn,
             cards,
         } = legacy;
+        let told = self.last_sequence();
         let living = worker.as_ref().map(|(entry, _)| entry.generation);
         if let Some(turn) = &turn {
             if !turn.begun {
@@ -60,7 +93,7 @@ impl Actor {
         self.shared
             .registry
             .set_pid(&entry.worker_id, identity.pid.get());
-        self.legacy_cards = cards;
+        self.take_over_cards(cards, told);
         self.epoch += 1;
         let cancel = CancellationToken::new();
         self.starting = Some(Starting {
@@ -93,6 +126,7 @@ impl Actor {
             worker.taken = resumed.taken;
             worker.acked = resumed.taken;
         }
+        let answered = self.legacy_cards.answered();
         self.settle_legacy_cards(&resumed.open_cards).await;
         let turn = self.machine.turn().cloned();
         if resumed.running.is_some() && resumed.running != turn {
@@ -107,9 +141,9 @@ impl Actor {
         }
         let adopted = if turn.is_some() && resumed.last == turn {
             Adopted::Has {
-                seen: resumed.seen,
+                seen: resumed.seen || !resumed.open_cards.is_empty(),
                 // Those that nobody here knows yet are told next.
-                card: !resumed.open_cards.is_empty(),
+                card: !resumed.open_cards.is_subset(&answered),
             }
         } else {
             Adopted::NeverSent
@@ -117,18 +151,75 @@ impl Actor {
         self.input(Input::Adopted(generation, adopted)).await;
     }
 
-    /// Cards that the worker still blocks on stay open under their ids; the
-    /// others were settled while nobody listened.
-    pub(super) async fn settle_legacy_cards(&mut self, open: &BTreeSet<RequestId>) {
-        for card in std::mem::take(&mut self.legacy_cards) {
-            if open.contains(&card.card_id) {
-                self.cards.add(card);
+    /// Cards of the last broker: open ones wait for the worker's word, settled
+    /// ones are known for late answers. `told`: where the transcript ends.
+    fn take_over_cards(&mut self, cards: Vec<CardRow>, told: Seq) {
+        for row in cards {
+            let Some(settled) = row.settled else {
+                self.legacy_cards.open.push(row);
+                continue;
+            };
+            let card = row.card;
+            let id = card.card_id.clone();
+            self.cards.remember(id.clone(), settled.outcome.clone());
+            self.kept.push_back((card.generation, id));
+            self.legacy_cards.settled.push(Ended {
+                told: settled.sequence <= told,
+                card,
+                settled,
+            });
+        }
+    }
+
+    /// Tells how cards ended where the last broker died before it could.
+    pub(super) async fn tell_settled(&mut self) {
+        let settled = std::mem::take(&mut self.legacy_cards.settled);
+        for Ended { card, settled, .. } in settled.iter().filter(|ended| !ended.told) {
+            self.record_end(card, &settled.outcome, settled.answer.as_ref())
+                .await;
+        }
+        self.legacy_cards.settled = settled;
+    }
+
+    /// Opens the cards of the last broker that are `open`, for what is left of
+    /// their time. Gives back the others.
+    pub(super) fn open_legacy_cards(&mut self, open: impl Fn(&RequestId) -> bool) -> Vec<Card> {
+        let timeout = self.shared.config.card_timeout();
+        let now = clock::monotonic_ms();
+        let mut others = Vec::new();
+        for row in std::mem::take(&mut self.legacy_cards.open) {
+            if open(&row.card.card_id) {
+                let until = self.now() + left(timeout, row.opened_at_ms, now);
+                self.cards.add(row.card, until);
                 self.touch();
             } else {
-                let outcome = CardOutcome::Withdrawn {
-                    why: Withdrawal::WorkerGone,
-                };
-                self.card_settled(&card, outcome, None).await;
+                others.push(row.card);
+            }
+        }
+        others
+    }
+
+    /// Cards that the worker still blocks on stay open under their ids, or are
+    /// answered as they were; the others were settled while nobody listened.
+    pub(super) async fn settle_legacy_cards(&mut self, open: &BTreeSet<RequestId>) {
+        for card in self.open_legacy_cards(|id| open.contains(id)) {
+            let outcome = CardOutcome::Withdrawn {
+                why: Withdrawal::WorkerGone,
+            };
+            self.card_settled(&card, outcome, None).await;
+        }
+        for Ended { card, settled, .. } in std::mem::take(&mut self.legacy_cards.settled) {
+            if !open.contains(&card.card_id) {
+                continue;
+            }
+            let (outcome, answer) = (&settled.outcome, settled.answer.as_ref());
+            self.write_answer(&card, outcome, answer);
+            if answer.is_none() && matches!(outcome, CardOutcome::Answered { .. }) {
+                let message = "An answer was lost with the broker, which keeps no secrets; the \
+                               agent was told no."
+                    .to_owned();
+                let level = NoticeLevel::Warn;
+                self.emit(card.turn_id.as_ref(), &Event::Notice { level, message });
             }
         }
         for command in std::mem::take(&mut self.deferred) {
@@ -136,6 +227,16 @@ impl Actor {
             Box::pin(self.command(command)).await;
         }
     }
+}
+
+/// What is left of a card's time. Where nobody wrote down when it was opened it
+/// has all of it.
+fn left(timeout: Duration, opened_at_ms: u64, now_ms: u64) -> Duration {
+    let passed = match opened_at_ms {
+        0 => 0,
+        opened => now_ms.saturating_sub(opened),
+    };
+    timeout.saturating_sub(Duration::from_millis(passed))
 }
 
 /// What the machine must know of a turn of another broker. `living`: the
@@ -156,5 +257,26 @@ fn legacy_turn(
         resumable: turn.is_resumable(),
         again: Again::read(&row.state).map(|(again, _)| again),
         left: first_event.saturating_sub(Duration::from_millis(passed)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_has_what_is_left_of_its_time() {
+        let hour = Duration::from_secs(3_600);
+        let table = [
+            (1_000, 1_000, hour),
+            (1_000, 61_000, Duration::from_secs(3_540)),
+            (1_000, 10_000_000, Duration::ZERO),
+            // Of another boot, and not written down.
+            (9_000, 1_000, hour),
+            (0, 50_000_000, hour),
+        ];
+        for (opened, now, expected) in table {
+            assert_eq!(left(hour, opened, now), expected, "{opened} {now}");
+        }
     }
 }

@@ -119,7 +119,6 @@ impl Actor {
             stop_reason,
             usage,
         });
-        self.forget_answers();
         self.owed.push(Owed {
             turn: turn.clone(),
             status,
@@ -175,13 +174,14 @@ impl Actor {
         false
     }
 
-    /// Stages an event of the broker's own.
-    pub(super) fn emit(&mut self, turn: Option<&TurnId>, event: &Event) {
+    /// Stages an event of the broker's own; its number, 0 for one that the
+    /// transcript does not hold.
+    pub(super) fn emit(&mut self, turn: Option<&TurnId>, event: &Event) -> Seq {
         let Ok(raw) = serde_json::value::to_raw_value(event) else {
-            return;
+            return Seq(0);
         };
         let persisted = !matches!(event, Event::Activity { .. });
-        self.stage(turn, None, raw.get().as_bytes(), persisted);
+        self.stage(turn, None, raw.get().as_bytes(), persisted)
     }
 
     /// Makes room for events that are about to be staged.
@@ -199,18 +199,21 @@ impl Actor {
         origin: Option<Origin>,
         event: &[u8],
         persisted: bool,
-    ) {
+    ) -> Seq {
         // One reading of the clock for all that is written in one go.
         let timestamp = self.moment.take().unwrap_or_else(clock::timestamp);
-        if persisted {
+        let sequence = if persisted {
             let (sequence, envelope) = self.transcript.stage(&timestamp, turn, origin, event);
             self.outbox.event(sequence, envelope);
+            sequence
         } else {
             let envelope = self.transcript.transient(&timestamp, turn, event);
             self.outbox.passing(&envelope);
-        }
+            Seq(0)
+        };
         self.moment = Some(timestamp);
         self.stale.get_or_insert_with(|| clock::now() + VIEW_LAG);
+        sequence
     }
 
     /// Writes what was staged, then publishes and acknowledges it. False: it

@@ -67,8 +67,8 @@ impl Actor {
                 .or_else(|| self.last_error.clone()),
             ..placeholder(&self.row)
         };
-        let mut cards = self.legacy_cards.clone();
-        cards.extend_from_slice(self.cards.open());
+        let legacy = self.legacy_cards.open.iter().map(|row| &row.card);
+        let cards = legacy.chain(self.cards.open()).cloned().collect();
         let view = View { info, cards };
         self.view.send_replace(Arc::new(view));
     }

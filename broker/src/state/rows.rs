@@ -1,10 +1,11 @@
 //! Rows as the rest of the broker sees them.
 
 use ade_protocol::action::{ChatCreate, PermissionMode};
+use ade_protocol::card::{Answer, Card, CardOutcome};
 use ade_protocol::event::TurnStatus;
-use ade_protocol::{Generation, SessionId, TurnId};
-use serde::Serialize;
+use ade_protocol::{Generation, Seq, SessionId, TurnId};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 /// A session: what is fixed for it, and what its next worker must know.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,6 +117,31 @@ pub struct TurnRow {
     /// ([`crate::clock::monotonic_ms`]); 0: not yet. Means nothing after a boot,
     /// and no worker lives longer than that.
     pub armed_at_ms: u64,
+}
+
+/// A card of a worker that may live.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CardRow {
+    /// The question.
+    pub card: Card,
+    /// When it was opened, on the machine's monotonic clock
+    /// ([`crate::clock::monotonic_ms`]); 0: an older ade did not write it down.
+    pub opened_at_ms: u64,
+    /// How it ended, once it has. The row stays until the worker is known to
+    /// have heard it.
+    pub settled: Option<Settled>,
+}
+
+/// How a card ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settled {
+    /// What clients are told.
+    pub outcome: CardOutcome,
+    /// What the worker is told. Absent where nobody answered, and for secrets.
+    pub answer: Option<Answer>,
+    /// The event of the transcript that tells the outcome. A transcript that
+    /// ends before it does not tell it yet.
+    pub sequence: Seq,
 }
 
 /// A message that waits behind the running turn.

@@ -66,6 +66,10 @@ const MIGRATIONS: &[&str] = &[
     "
     ALTER TABLE sessions ADD COLUMN policy INTEGER NOT NULL DEFAULT 0;
 ",
+    "
+    ALTER TABLE cards ADD COLUMN opened_at_ms INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE cards ADD COLUMN settled TEXT;
+",
 ];
 
 fn known() -> i64 {

@@ -1,9 +1,9 @@
 use std::os::unix::fs::PermissionsExt;
 
 use ade_protocol::action::{ChatCreate, PermissionMode};
-use ade_protocol::card::{Card, CardKind, CardOrigin, CardPayload};
+use ade_protocol::card::{Answer, Card, CardKind, CardOrigin, CardOutcome, CardPayload};
 use ade_protocol::event::TurnStatus;
-use ade_protocol::{Fence, Generation, SessionId, TurnId};
+use ade_protocol::{Fence, Generation, Seq, SessionId, TurnId};
 use tempfile::TempDir;
 
 use super::*;
@@ -114,13 +114,13 @@ fn a_deleted_session_is_gone_with_all_that_hangs_on_it() {
     state.insert_session(&session("s")).unwrap();
     state.begin_turn(&turn("s", "t1")).unwrap();
     state.enqueue(&queued("s", "t2")).unwrap();
-    state.put_card(&card("s", "c", CardKind::Text)).unwrap();
+    state.put_card(&card("s", "c", CardKind::Text), 1).unwrap();
     let id = SessionId::from("s");
     assert!(state.delete_session(&id).unwrap());
     assert!(!state.delete_session(&id).unwrap());
     assert!(state.session(&id).unwrap().is_none() && state.sessions().unwrap().is_empty());
     assert!(state.running_turns().unwrap().is_empty() && state.queues().unwrap().is_empty());
-    assert!(state.open_cards().unwrap().is_empty());
+    assert!(state.cards().unwrap().is_empty());
     assert!(
         state.insert_session(&session("s")).is_err(),
         "an id is never given out twice"
@@ -291,16 +291,61 @@ fn cards_are_questions_without_secrets() {
     let id = SessionId::from("s");
     state.insert_session(&session("s")).unwrap();
     let text = card("s", "1", CardKind::Text);
-    state.put_card(&text).unwrap();
-    state.put_card(&card("s", "2", CardKind::Secret)).unwrap();
-    state.put_card(&text).unwrap();
-    let open = state.open_cards().unwrap();
-    assert_eq!(open[0], text);
-    assert_eq!(open[1].payload.default_value, None);
-    assert_eq!(open.len(), 2);
+    let secret = card("s", "2", CardKind::Secret);
+    state.put_card(&text, 1).unwrap();
+    state.put_card(&secret, 7).unwrap();
+    state.put_card(&text, 5).unwrap();
+    let kept = state.cards().unwrap();
+    let open = CardRow {
+        card: text,
+        opened_at_ms: 5,
+        settled: None,
+    };
+    assert_eq!(kept[0], open);
+    assert_eq!(kept[1].card.payload.default_value, None);
+    assert_eq!((kept.len(), kept[1].opened_at_ms), (2, 7));
     assert!(!state.remove_card(&id, Generation(2), &"1".into()).unwrap());
     assert!(state.remove_card(&id, Generation(1), &"1".into()).unwrap());
     assert_eq!(state.remove_cards(&id).unwrap(), 1);
+}
+
+#[test]
+fn how_a_card_ended_is_kept_and_a_secret_is_not() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    let id = SessionId::from("s");
+    state.insert_session(&session("s")).unwrap();
+    let settled = Settled {
+        outcome: CardOutcome::Answered {
+            by: "a".into(),
+            value: None,
+        },
+        answer: Some(Answer {
+            ok: true,
+            value: Some("canary".into()),
+        }),
+        sequence: Seq(9),
+    };
+    let (text, secret) = (
+        card("s", "1", CardKind::Text),
+        card("s", "2", CardKind::Secret),
+    );
+    for card in [&text, &secret] {
+        state.put_card(card, 1).unwrap();
+        state.settle_card(card, &settled).unwrap();
+    }
+    let kept = state.cards().unwrap();
+    assert_eq!(kept[0].settled.as_ref(), Some(&settled));
+    let ended = kept[1].settled.as_ref().unwrap();
+    assert_eq!((&ended.answer, ended.sequence), (&None, Seq(9)));
+    let other = card("s", "3", CardKind::Confirm);
+    state.put_card(&other, 1).unwrap();
+    assert_eq!(state.remove_settled(&id).unwrap(), 2);
+    assert_eq!(state.cards().unwrap()[0].card, other);
+    // One that asks again under the same name is open again.
+    state.settle_card(&other, &settled).unwrap();
+    state.put_card(&other, 2).unwrap();
+    assert_eq!(state.cards().unwrap()[0].settled, None);
 }
 
 #[test]
