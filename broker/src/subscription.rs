@@ -15,7 +15,7 @@ use memchr::memchr_iter;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::hub::{Item, Next, Subscriber};
+use crate::hub::{Item, Next, Outgoing, Subscriber};
 use crate::manager::Manager;
 use crate::transcript;
 
@@ -129,10 +129,11 @@ impl Feed {
             return Ok(());
         };
         let path: PathBuf = self.manager.shared().home.transcript(&session);
+        let mut next = None;
         loop {
             let (path, after) = (path.clone(), self.sent);
             let read =
-                tokio::task::spawn_blocking(move || transcript::read_after(&path, after, CHUNK));
+                tokio::task::spawn_blocking(move || transcript::read_on(&path, next, after, CHUNK));
             let page = match read.await {
                 Ok(Ok(page)) => page,
                 Ok(Err(error)) => {
@@ -141,14 +142,19 @@ impl Feed {
                 }
                 Err(_) => break,
             };
-            let mut piece = Piece::default();
+            next = Some(page.next);
+            let mut piece = Outgoing::default();
+            let bytes = page.events.iter().map(|(_, line)| line.len()).sum();
+            piece.expect(page.events.len(), bytes);
             for (sequence, line) in page.events {
                 self.sent = sequence;
-                let text = String::from_utf8_lossy(&line);
-                let line = rpc::notification_line(rpc::EVENT, &text);
-                piece.add(line.into(), out).await?;
+                piece.event(sequence, &line);
             }
-            piece.send(out).await?;
+            for item in piece.take() {
+                if let Item::Events { lines, .. } = item {
+                    send(out, lines).await?;
+                }
+            }
             if page.reached_end
                 && self
                     .manager

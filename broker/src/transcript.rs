@@ -33,7 +33,7 @@ use ade_protocol::{Generation, Seq, SessionId, TurnId, exit};
 use memchr::memchr;
 use serde::Deserialize;
 
-pub use read::{Page, read_after};
+pub use read::{Page, read_after, read_on};
 pub use scan::{Standing, standing};
 
 use crate::files;

@@ -16,6 +16,9 @@ use super::{MAX_ENVELOPE, Place, TranscriptError};
 /// A piece this small is read line by line.
 const SMALL: u64 = 64 * 1024;
 
+/// Most bytes that are made room for before a line is read.
+const USUAL: usize = 64 * 1024;
+
 /// A piece of a transcript.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
@@ -24,6 +27,8 @@ pub struct Page {
     pub events: Vec<(Seq, Bytes)>,
     /// Nothing came after the last of them.
     pub reached_end: bool,
+    /// Where the next line begins, for [`read_on`].
+    pub next: u64,
     /// Lines that were skipped because they are damaged.
     pub damaged: u64,
 }
@@ -34,12 +39,26 @@ pub struct Page {
 /// # Errors
 /// [`TranscriptError::Read`].
 pub fn read_after(path: &Path, after: Seq, max_bytes: usize) -> Result<Page, TranscriptError> {
+    read_on(path, None, after, max_bytes)
+}
+
+/// The same from where another page ended, whose last event was `after`:
+/// committed lines do not move, so nothing has to be looked for.
+///
+/// # Errors
+/// [`TranscriptError::Read`].
+pub fn read_on(
+    path: &Path,
+    next: Option<u64>,
+    after: Seq,
+    max_bytes: usize,
+) -> Result<Page, TranscriptError> {
     let read = |source| TranscriptError::Read {
         path: path.to_owned(),
         source,
     };
     match File::open(path) {
-        Ok(file) => page(&file, after, max_bytes).map_err(read),
+        Ok(file) => page(&file, next, after, max_bytes).map_err(read),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Page {
             reached_end: true,
             ..Page::default()
@@ -48,12 +67,17 @@ pub fn read_after(path: &Path, after: Seq, max_bytes: usize) -> Result<Page, Tra
     }
 }
 
-fn page(file: &File, after: Seq, max_bytes: usize) -> io::Result<Page> {
+fn page(file: &File, next: Option<u64>, after: Seq, max_bytes: usize) -> io::Result<Page> {
     // What is appended from now on belongs to the next page.
     let length = file.metadata()?.len();
-    let mut lines = Lines::at(file, start_for(file, after, length)?, length)?;
+    let start = match next {
+        Some(next) => next,
+        None => start_for(file, after, length)?,
+    };
+    let mut lines = Lines::at(file, start, length)?;
     let mut page = Page::default();
     let (mut last, mut bytes) = (after, 0);
+    page.next = start;
     loop {
         match lines.next()? {
             None => {
@@ -63,6 +87,7 @@ fn page(file: &File, after: Seq, max_bytes: usize) -> io::Result<Page> {
             Some(Entry::Whole(sequence, line)) if sequence > last => {
                 bytes += line.len();
                 last = sequence;
+                page.next = lines.position;
                 page.events.push((sequence, line.into()));
                 if bytes >= max_bytes {
                     return Ok(page);
@@ -115,6 +140,8 @@ struct Lines<'a> {
     position: u64,
     /// No line that begins here or later is given out.
     end: u64,
+    /// Bytes of the last line, at most [`USUAL`].
+    usual: usize,
 }
 
 impl<'a> Lines<'a> {
@@ -126,6 +153,7 @@ impl<'a> Lines<'a> {
             reader,
             position: start,
             end,
+            usual: 0,
         })
     }
 
@@ -141,6 +169,7 @@ impl<'a> Lines<'a> {
             reader,
             position: before,
             end,
+            usual: 0,
         };
         lines.skip_line()?;
         Ok(lines)
@@ -151,11 +180,13 @@ impl<'a> Lines<'a> {
             if self.position >= self.end {
                 return Ok(None);
             }
-            let mut line = Vec::new();
+            // Neighbouring lines are often of about the same length.
+            let mut line = Vec::with_capacity(self.usual);
             let read = (&mut self.reader)
                 .take(MAX_ENVELOPE as u64 + 1)
                 .read_until(b'\n', &mut line)?;
             self.position += read as u64;
+            self.usual = read.min(USUAL);
             if line.last() == Some(&b'\n') {
                 line.pop();
             } else if line.len() > MAX_ENVELOPE {

@@ -201,9 +201,12 @@ fn pages_join_without_gap_or_double() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("t.jsonl");
     fill(&mut open(&path), 2_000, 200);
-    let mut seen = Vec::new();
+    let (mut seen, mut next) = (Vec::new(), None);
     loop {
-        let page = read_after(&path, Seq(seen.last().copied().unwrap_or(0)), 5_000).unwrap();
+        let last = Seq(seen.last().copied().unwrap_or(0));
+        let page = read_on(&path, next, last, 5_000).unwrap();
+        // Every other time the place is looked for again.
+        next = next.is_none().then_some(page.next);
         assert!(page.events.len() <= 30);
         seen.extend(numbers(&page));
         if page.reached_end {
@@ -309,5 +312,18 @@ proptest! {
         }
         let page = read_after(&path, Seq(after), max).unwrap();
         prop_assert_eq!(&page.events, &expected);
+        // In pieces, each from where the last one ended.
+        let (mut read, mut next, mut last) = (Vec::new(), None, Seq(after));
+        loop {
+            let page = read_on(&path, next, last, max).unwrap();
+            last = page.events.last().map_or(last, |(sequence, _)| *sequence);
+            next = Some(page.next);
+            read.extend(page.events);
+            if page.reached_end {
+                break;
+            }
+        }
+        let all: Vec<_> = model.into_iter().filter(|(sequence, _)| sequence.0 > after).collect();
+        prop_assert_eq!(read, all);
     }
 }
