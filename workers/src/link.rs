@@ -124,7 +124,11 @@ impl Link {
         loop {
             match &mut self.state {
                 State::Down { next, pause } => {
-                    tokio::time::sleep_until(*next).await;
+                    // The timer's grain is a millisecond, and it would round up
+                    // a moment that has come already.
+                    if *next > Instant::now() {
+                        tokio::time::sleep_until(*next).await;
+                    }
                     let pause = *pause;
                     let attempt = Box::pin(UnixStream::connect(self.path.clone()));
                     self.state = State::Connecting { attempt, pause };
