@@ -6,7 +6,7 @@
 //! Under `cargo test` it runs one short round, to see that it still works.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -21,6 +21,9 @@ struct Size {
     starts: usize,
     sessions: usize,
     events: usize,
+    /// Events whose way is timed, one every few milliseconds.
+    timed: usize,
+    idle: Duration,
     pi_starts: usize,
 }
 
@@ -31,6 +34,8 @@ fn main() {
             starts: 3,
             sessions: 5,
             events: 2_000,
+            timed: 20,
+            idle: Duration::from_millis(100),
             pi_starts: 0,
         }
     } else {
@@ -38,6 +43,8 @@ fn main() {
             starts: 40,
             sessions: 200,
             events: 400_000,
+            timed: 1_000,
+            idle: Duration::from_secs(30),
             pi_starts: 5,
         }
     };
@@ -46,7 +53,16 @@ fn main() {
     out.row("process floor: spawn and wait /bin/true", ms(floor), "");
     starts(&size, floor, &mut out);
     memory(&size, &mut out);
+    node(&size, 200, &mut out);
     events(&size, 200, &mut out);
+    node(
+        &Size {
+            events: size.events / 8,
+            ..size
+        },
+        4096,
+        &mut out,
+    );
     events(
         &Size {
             events: size.events / 8,
@@ -58,6 +74,7 @@ fn main() {
     if size.pi_starts > 0 {
         pi(&size, &mut out);
     }
+    latency(&size, &mut out);
     out.print();
 }
 
@@ -195,6 +212,20 @@ fn memory(size: &Size, out: &mut Table) {
         format!("{after} KiB"),
         &beside,
     );
+    let ticks = |ade: &Ade| -> Duration {
+        let workers = rpc_workers(ade).into_iter().map(cpu);
+        cpu(broker) + workers.sum::<Duration>()
+    };
+    // What the answers still cause is over.
+    std::thread::sleep(size.idle / 10);
+    let busy = ticks(&ade);
+    std::thread::sleep(size.idle);
+    let (each, time) = (ticks(&ade) - busy, size.idle.as_secs());
+    out.row(
+        &format!("{count} idle sessions: processor time of all in {time} s"),
+        ms(each),
+        "broker and workers; goal: 0 ticks of 10 ms each",
+    );
     let start = Instant::now();
     ade.stop_broker();
     out.row(
@@ -202,6 +233,14 @@ fn memory(size: &Size, out: &mut Table) {
         ms(start.elapsed()),
         "",
     );
+}
+
+/// Pids of all workers.
+fn rpc_workers(ade: &Ade) -> Vec<i32> {
+    let list = ade.rpc().call("sessions.list", json!({}));
+    let all = list["sessions"].as_array().expect("sessions");
+    let pid = |one: &Value| i32::try_from(one["workerPid"].as_i64()?).ok();
+    all.iter().filter_map(pid).collect()
 }
 
 /// Proportional set size of a process in KiB.
@@ -267,6 +306,139 @@ fn events(size: &Size, bytes: usize, out: &mut Table) {
     ade.stop_broker();
 }
 
+/// What a peer does: messages from a child to its Node parent, one hop, nothing
+/// written. Not there without Node.
+fn node(size: &Size, bytes: usize, out: &mut Table) {
+    const SCRIPT: &str = r"
+const [, , role, count, bytes] = process.argv;
+if (role === 'child') {
+  const event = { type: 'text', text: 'x'.repeat(Number(bytes)) };
+  for (let i = 0; i < Number(count); i++) process.send(event);
+  process.once('message', () => process.disconnect());
+} else {
+  let seen = 0, start, before;
+  const child = require('child_process').fork(__filename, ['child', role, count]);
+  child.on('message', () => {
+    if (seen++ === 0) { start = process.hrtime.bigint(); before = process.cpuUsage(); }
+    if (seen === Number(role)) {
+      const cpu = process.cpuUsage(before);
+      const time = Number(process.hrtime.bigint() - start) / 1e9;
+      console.log(seen / time, (cpu.user + cpu.system) / seen);
+      child.send('end');
+    }
+  });
+}
+";
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = folder.path().join("ipc.cjs");
+    fs::write(&script, SCRIPT).expect("the script");
+    let mut node = Command::new("node");
+    node.arg(&script)
+        .arg(size.events.to_string())
+        .arg(bytes.to_string());
+    let Ok(output) = node.output() else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut figures = text.split_whitespace().map(str::parse::<f64>);
+    let (Some(Ok(rate)), Some(Ok(each))) = (figures.next(), figures.next()) else {
+        return;
+    };
+    out.row(
+        &format!("peer: {bytes}-byte messages from a child to its Node parent"),
+        format!("{rate:.0} /s"),
+        &format!("{each:.2} us of the parent's processor time each; one hop, nothing written"),
+    );
+}
+
+/// How long events are on their way from the host to a client: on a quiet
+/// machine, and beside a session that talks as fast as it can to one client
+/// that reads and one that does not.
+fn latency(size: &Size, out: &mut Table) {
+    let mut ade = Ade::new();
+    ade.serve();
+    let lane = ade.lane("a");
+    let mut rpc = ade.rpc();
+    let (quiet, noisy) = (
+        ade.chat(&mut rpc, "scripted", &lane, json!({})),
+        ade.chat(&mut rpc, "scripted", &lane, json!({})),
+    );
+    for session in [&quiet, &noisy] {
+        ade.turn(session, "hello");
+    }
+    let pings = ping_pongs(size.timed);
+    let prompt = format!("!clock {} 3", size.timed);
+    let mut timed = |ade: &Ade| {
+        let mut reader = Reader::subscribe(ade, &quiet);
+        ade.send(&mut rpc, &quiet, &prompt);
+        reader.ages()
+    };
+    let alone = timed(&ade);
+    let flood = format!("!events {} 200", size.events * 10);
+    let (mut fast, slow) = (
+        Reader::subscribe(&ade, &noisy),
+        Reader::subscribe(&ade, &noisy),
+    );
+    let mut other = ade.rpc();
+    let before = pss_kib(ade.broker_pid());
+    ade.send(&mut other, &noisy, &flood);
+    let reading = std::thread::spawn(move || fast.until_done());
+    let beside = timed(&ade);
+    let grown = pss_kib(ade.broker_pid()).saturating_sub(before);
+    other.call("chat.abort", json!({"sessionId": noisy}));
+    reading.join().expect("the reader");
+    let us = |time: Duration| format!("{:.0} us", time.as_secs_f64() * 1e6);
+    let p = |times: &[Duration], part: usize| times[(times.len() - 1) * part / 100];
+    for (what, part) in [("p50", 50), ("p99", 99)] {
+        let (alone, beside, ping) = (p(&alone, part), p(&beside, part), p(&pings, part));
+        out.row(
+            &format!("an event from the host to a client, {what}"),
+            us(alone),
+            &format!("{} a ping-pong over a Unix socket here", ratio(alone, ping)),
+        );
+        out.row(
+            "  beside a session at full rate, one of its clients stuck",
+            us(beside),
+            &format!("{} alone", ratio(beside, alone)),
+        );
+    }
+    out.row(
+        "  the broker's growth meanwhile, Pss",
+        format!("{grown} KiB"),
+        "a stuck client may have 4 MiB queued",
+    );
+    drop(slow);
+    ade.stop_broker();
+}
+
+/// Times of one byte to another thread and back, sorted.
+fn ping_pongs(count: usize) -> Vec<Duration> {
+    let (mut here, mut there) = UnixStream::pair().expect("a pair");
+    let echo = std::thread::spawn(move || {
+        let mut byte = [0];
+        while there.read_exact(&mut byte).is_ok() {
+            there.write_all(&byte).expect("the echo");
+        }
+    });
+    let mut once = || {
+        // As seldom as the events that it stands beside.
+        std::thread::sleep(Duration::from_millis(3));
+        let start = Instant::now();
+        here.write_all(b"x").expect("a byte");
+        here.read_exact(&mut [0]).expect("the byte");
+        start.elapsed()
+    };
+    let mut times: Vec<Duration> = (0..count).map(|_| once()).collect();
+    drop(here);
+    echo.join().expect("the echo");
+    times.sort_unstable();
+    times
+}
+
+/// What the clock shows that `!clock` tells.
+fn monotonic() -> Duration {
+    let clock = nix::time::ClockId::CLOCK_MONOTONIC;
+    nix::time::clock_gettime(clock).expect("a clock").into()
+}
+
 /// Reads events without parsing them, so that the reader is not what is
 /// measured.
 struct Reader(BufReader<UnixStream>);
@@ -309,6 +481,24 @@ impl Reader {
             }
         }
         unreachable!("the count has no end")
+    }
+
+    /// How old the events of a `!clock` are when they are read, sorted.
+    fn ages(&mut self) -> Vec<Duration> {
+        let (mut line, mut ages) = (String::new(), Vec::new());
+        loop {
+            line.clear();
+            self.0.read_line(&mut line).expect("an event");
+            let now = monotonic();
+            let text = line.rsplit_once("\"text\":\"").map(|(_, rest)| rest);
+            let told = text.and_then(|text| text.split('"').next()?.parse().ok());
+            if let Some(told) = told {
+                ages.push(now.saturating_sub(Duration::from_nanos(told)));
+            } else if line.contains("\"type\":\"done\"") {
+                ages.sort_unstable();
+                return ages;
+            }
+        }
     }
 }
 

@@ -9,6 +9,8 @@ pub(super) enum Step {
     Emit(String),
     /// `!words N MS`
     Words(u64, Duration),
+    /// `!clock N MS`
+    Clock(u64, Duration),
     /// `!delay MS`
     Delay(Duration),
     /// `!card TITLE | MESSAGE [| TOOLNAME]`
@@ -116,6 +118,7 @@ fn step(line: &str, recovery: bool) -> Result<Step, String> {
     let step = match name {
         "emit" => Step::Emit(text()),
         "words" => Step::Words(number(0)?, millis(1)?),
+        "clock" => Step::Clock(number(0)?, millis(1)?),
         "delay" => Step::Delay(millis(0)?),
         "card" => card(rest).ok_or_else(bad)?,
         "ask" => {

@@ -14,6 +14,7 @@ use ade_protocol::frame::{
 };
 use ade_protocol::{PROTOCOL_VERSION, RequestId};
 use nix::sys::signal::{Signal, raise};
+use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
 use super::script::{Step, parse};
@@ -143,6 +144,7 @@ impl Host {
         match step {
             Step::Emit(text) => self.tell(&text, spoken),
             Step::Words(count, gap) => return self.words(count, gap, spoken),
+            Step::Clock(count, gap) => return self.clock(count, gap, spoken),
             Step::Delay(time) => return self.rest(Some(time)),
             Step::Card {
                 title,
@@ -287,6 +289,20 @@ impl Host {
             if let Some(stop) = self.pause(Some(gap)) {
                 return Ended::Stopped(stop);
             }
+        }
+        Ended::Done
+    }
+
+    /// Tells what the machine's monotonic clock shows, in nanoseconds: whoever
+    /// reads it knows how long it was on its way.
+    fn clock(&mut self, count: u64, gap: Duration, spoken: &mut Spoken) -> Ended {
+        for _ in 0..count {
+            if let Some(stop) = self.pause(Some(gap)) {
+                return Ended::Stopped(stop);
+            }
+            let clock = ClockId::CLOCK_MONOTONIC;
+            let now = clock_gettime(clock).map_or(Duration::ZERO, Duration::from);
+            self.tell(&now.as_nanos().to_string(), spoken);
         }
         Ended::Done
     }
