@@ -171,6 +171,18 @@ mod tests {
     }
 
     #[test]
+    fn a_turn_that_ends_well_wipes_out_what_was_before_it() {
+        let mut budget = Budget::default();
+        budget.death(at(0));
+        budget.death(at(1));
+        budget.success();
+        assert_eq!(budget.start(at(1)), Start::After(Duration::ZERO));
+        budget.death(at(2));
+        budget.death(at(3));
+        assert!(matches!(budget.start(at(3)), Start::After(_)));
+    }
+
+    #[test]
     fn slow_deaths_use_the_long_window() {
         let mut budget = Budget::default();
         for n in 0..9 {

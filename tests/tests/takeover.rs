@@ -537,3 +537,44 @@ fn a_stop_in_the_middle_of_a_takeover_withdraws_its_cards() {
     assert_eq!(rpc.call("cards.list", json!({}))["cards"], json!([]));
     goes_on(&ade, &chat, 2);
 }
+
+/// `state.db` of a broker that is not there.
+fn change_state(ade: &Ade, sql: &str, values: &[&str]) {
+    let db = rusqlite::Connection::open(ade.home().join("state.db")).expect("state.db");
+    let values = rusqlite::params_from_iter(values);
+    assert_eq!(db.execute(sql, values).expect("a change"), 1);
+}
+
+#[test]
+fn a_turn_whose_end_is_in_the_transcript_is_not_ended_again() {
+    let (mut ade, mut rpc) = started("");
+    let chat = chat(&ade, &mut rpc, 60_000);
+    let (turn, _) = ade.send(&mut rpc, &chat, "hello");
+    ade.wait_done(&chat, &turn);
+    rpc.call("chat.stop", json!({"sessionId": chat}));
+    ade.kill_broker();
+    // As after a broker that died between the two.
+    let sql = "INSERT INTO turns (session_id, turn_id, prompt, started_at, generation, sends, state, armed_at_ms)
+               VALUES (?1, ?2, 'hello', 't', 1, 1, 'sent', 0)";
+    change_state(&ade, sql, &[&chat, &turn]);
+    ade.serve();
+    goes_on(&ade, &chat, 2);
+    let lines = ade.checked_transcript(&chat);
+    let ends = dones(&lines).into_iter().filter(|(of, _)| *of == turn);
+    assert_eq!(ends.collect::<Vec<_>>(), [(turn, "completed".to_owned())]);
+}
+
+#[test]
+fn a_worker_of_an_older_generation_is_ended_and_not_taken_over() {
+    let (mut ade, mut rpc) = started("");
+    let chat = chat(&ade, &mut rpc, 60_000);
+    let tree = ade.grow(&mut rpc, &chat, "");
+    ade.kill_broker();
+    let sql = "UPDATE sessions SET generation = generation + 1 WHERE session_id = ?1";
+    change_state(&ade, sql, &[&chat]);
+    ade.serve();
+    let events = finished(&ade, &chat, &tree.turn);
+    assert_eq!(ended(&events), "failed");
+    tree.wait_gone();
+    goes_on(&ade, &chat, 3);
+}

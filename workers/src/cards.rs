@@ -196,6 +196,32 @@ mod tests {
     }
 
     #[test]
+    fn a_session_permission_comes_from_an_approval_only() {
+        let mut cards = Cards::default();
+        let mut question = card("q1", CardKind::Confirm, "bash");
+        question.payload.origin = CardOrigin::Extension;
+        assert_eq!(cards.ask(&question), Asked::Open);
+        assert!(cards.answer(yes("q1", "allow_session")).unwrap().0.ok);
+        let gated = card("q2", CardKind::Confirm, "bash");
+        assert_eq!(cards.ask(&gated), Asked::Open, "that was another question");
+    }
+
+    #[test]
+    fn a_choice_that_was_not_offered_and_a_no_are_passed_on_without_a_value() {
+        let mut cards = Cards::default();
+        cards.ask(&card("q1", CardKind::Select, "x"));
+        let (told, secret) = cards.answer(yes("q1", "odd")).unwrap();
+        assert_eq!((told.ok, told.value, secret), (false, None, None));
+        cards.ask(&card("q2", CardKind::Secret, "x"));
+        let no = UiResponse {
+            ok: false,
+            ..yes("q2", "typed and thought better of")
+        };
+        let (told, _) = cards.answer(no).unwrap();
+        assert_eq!((told.ok, told.value), (false, None));
+    }
+
+    #[test]
     fn secrets_are_handed_out_for_masking() {
         let mut cards = Cards::default();
         cards.ask(&card("q1", CardKind::Secret, "login"));

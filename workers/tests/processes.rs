@@ -503,3 +503,28 @@ fn a_host_whose_worker_was_gone_before_it_could_follow_does_not_run() {
     assert_eq!(ended.status.code(), Some(0));
     assert!(folder.path().join("ran").exists());
 }
+
+/// Each of the two ways to find what is left finds what the other can't.
+#[tokio::test]
+async fn what_lost_its_mark_or_its_place_dies_with_the_worker_all_the_same() {
+    use std::os::unix::process::CommandExt;
+    let script = format!(
+        "setsid env -i sleep 300 > /dev/null 2>&1 & echo $! > bare.pid; echo '{READY}'; cat > /dev/null"
+    );
+    let mut rig = Rig::start(shell(&script), timing());
+    rig.ready().await;
+    let bare = std::fs::read_to_string(rig.dir.path().join("bare.pid")).unwrap();
+    let bare: i32 = bare.trim().parse().unwrap();
+    let mut astray = std::process::Command::new("sleep");
+    let astray = astray
+        .arg("300")
+        .env(ade_protocol::boot::MARK_ENV, &rig.mark);
+    let mut astray = astray.process_group(0).spawn().unwrap();
+    let elsewhere = i32::try_from(astray.id()).unwrap();
+    assert!(runs(bare) && runs(elsewhere));
+    assert_eq!(rig.dispose().await["ok"], true);
+    rig.exits_in_order();
+    assert!(!runs(bare), "it was below the worker");
+    assert!(!runs(elsewhere), "it carried the worker's mark");
+    astray.wait().unwrap();
+}
