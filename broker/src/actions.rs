@@ -225,6 +225,11 @@ async fn chat(
                 .await?;
             answer(&session.view().info)
         }
+        name::CHAT_CONTEXT => {
+            let ChatRef { session_id } = arguments_of(arguments)?;
+            let session = manager.session(&session_id)?;
+            answer(&session.call(|reply| Command::Context { reply }).await?)
+        }
         name::CHAT_COMPACT => {
             let ChatCompact {
                 session_id,

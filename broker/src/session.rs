@@ -42,7 +42,8 @@ mod worker;
 use std::sync::Arc;
 
 use ade_protocol::action::{
-    Aborted, ChatInterrupted, ChatQueue, InterruptMode, PermissionMode, Sent, SessionInfo, Steered,
+    Aborted, ChatInterrupted, ChatQueue, ContextUsed, InterruptMode, PermissionMode, Sent,
+    SessionInfo, Steered,
 };
 use ade_protocol::card::{Answer, Card};
 use ade_protocol::event::{Event, TurnStatus, Via};
@@ -111,6 +112,8 @@ pub(crate) enum Command {
     },
     /// Another request to the worker.
     Ask { ask: Ask, reply: Reply<()> },
+    /// How full the model's context is.
+    Context { reply: Reply<ContextUsed> },
     /// An answer to a card.
     Answer {
         card_id: RequestId,

@@ -319,6 +319,11 @@ pub(crate) enum Chat {
         /// The mode
         mode: Permission,
     },
+    /// Say how full the model's context is; needs the chat's worker
+    Context {
+        /// The chat
+        session: String,
+    },
     /// Shorten the context
     Compact {
         /// The chat

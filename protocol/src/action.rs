@@ -18,8 +18,8 @@ mod views;
 pub use chat::{
     Aborted, ChatAbort, ChatCompact, ChatCreate, ChatInterrupt, ChatInterrupted, ChatModel,
     ChatPermission, ChatQueue, ChatQueueCancel, ChatQueueEdit, ChatRef, ChatSend, ChatShow,
-    ChatShown, ChatSteer, ChatThinking, InterruptMode, PermissionMode, QueuedMessage, Sent,
-    Steered,
+    ChatShown, ChatSteer, ChatThinking, ContextUsed, InterruptMode, PermissionMode, QueuedMessage,
+    Sent, Steered,
 };
 pub use views::{
     BrokerStatus, CardAnswer, CardAnswered, CardList, ConfigValue, ProviderInfo, ProviderList,
@@ -235,6 +235,8 @@ actions! {
         ChatPermission => SessionInfo, r#"{"sessionId":"ses_1","permission":"plan"}"#;
     CHAT_COMPACT = "chat.compact", Agent, "Shortens the context.",
         ChatCompact => Nothing, r#"{"sessionId":"ses_1"}"#;
+    CHAT_CONTEXT = "chat.context", Observer, "Asks the agent how full the model's context is.",
+        ChatRef => ContextUsed, r#"{"sessionId":"ses_1"}"#;
     SESSIONS_LIST = "sessions.list", Observer, "Lists all chats with their workers.",
         Nothing => SessionList, "{}";
     CARDS_LIST = "cards.list", Observer, "Lists the open cards.",

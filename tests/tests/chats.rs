@@ -465,3 +465,20 @@ fn a_deleted_chat_leaves_only_the_agents_own_file() {
     assert_eq!(gone.unwrap_err().kind, "not_found");
     assert_eq!(ended(&ade.turn(&kept, "and again")), "completed");
 }
+
+#[test]
+fn the_context_is_asked_for_also_while_a_turn_runs() {
+    let ade = started();
+    let mut rpc = ade.rpc();
+    let chat = ade.chat(&mut rpc, "scripted", &ade.lane("lane"), json!({}));
+    let (_, stderr) = ade.expect_code(1, &["chat", "context", &chat]);
+    assert!(stderr.contains("send a message first"), "{stderr}");
+    ade.turn(&chat, "hello");
+    let used = json!({"tokens": 1234, "contextWindow": 200_000, "percent": 0.6});
+    assert_eq!(ade.json(&["chat", "context", &chat]), used);
+    let (turn, after) = ade.send(&mut rpc, &chat, "!words 30 20");
+    let (stdout, _) = ade.expect_code(0, &["chat", "context", &chat]);
+    assert_eq!(stdout, "1234 of 200000 tokens (0.6%)\n");
+    rpc.subscribe(&chat, after);
+    assert_eq!(ended(&rpc.until_done(&turn)), "completed");
+}

@@ -300,6 +300,10 @@ pub(super) fn stop_stage(lifecycle: &Lifecycle) -> Option<String> {
     (lifecycle.event == "stopping").then(|| stage.to_owned())
 }
 
+fn worker_gone() -> RpcError {
+    RpcError::failed("worker_gone", exit::FAILED, "the worker is gone")
+}
+
 /// Whoever waits for a response of this worker will not get one. Gives back the
 /// messages for its turn that it may not have taken.
 fn settle_pending(worker: &mut Worker) -> Vec<(String, Reply<Steered>)> {
@@ -308,11 +312,8 @@ fn settle_pending(worker: &mut Worker) -> Vec<(String, Reply<Steered>)> {
         match pending {
             Pending::Send(_) | Pending::Abort => {}
             Pending::Steer { prompt, reply } => lifted.push((prompt, reply)),
-            Pending::Plain { reply, .. } => {
-                let (kind, code) = ("worker_gone", exit::FAILED);
-                let error = RpcError::failed(kind, code, "the worker is gone");
-                drop(reply.send(Err(error)));
-            }
+            Pending::Context(reply) => drop(reply.send(Err(worker_gone()))),
+            Pending::Plain { reply, .. } => drop(reply.send(Err(worker_gone()))),
         }
     }
     lifted

@@ -1,9 +1,9 @@
 //! What the actor does with commands and with a worker's frames.
 
-use ade_protocol::action::{Aborted, Sent, Steered};
+use ade_protocol::action::{Aborted, ContextUsed, Sent, Steered};
 use ade_protocol::card::Withdrawal;
 use ade_protocol::event::{ErrorCategory, Event, Origin, Via};
-use ade_protocol::frame::{ErrorFrame, FromWorker, Response, SteerOutcome, SteerResult};
+use ade_protocol::frame::{ErrorFrame, FromWorker, Response, SteerOutcome, SteerResult, code};
 use ade_protocol::rpc::RpcError;
 use ade_protocol::{TurnId, exit};
 
@@ -62,6 +62,7 @@ impl Actor {
                 let _ = reply.send(permitted);
             }
             Command::Ask { ask, reply } => self.ask_or_note(ask, reply).await,
+            Command::Context { reply } => self.ask_context(reply),
             Command::Answer { ref card_id, .. } if self.awaits_legacy(card_id) => {
                 self.deferred.push(command);
             }
@@ -400,6 +401,10 @@ impl Actor {
             Some(Pending::Steer { prompt, reply }) if !self.machine.accepts(generation, None) => {
                 self.lifted.push((prompt, reply));
             }
+            Some(Pending::Context(reply)) => {
+                let used = context_used(&response);
+                let _ = reply.send(used);
+            }
             Some(Pending::Steer { prompt, reply }) => self.steered(&response, prompt, reply),
             Some(Pending::Plain { ask, reply }) => {
                 let result = if response.ok {
@@ -437,6 +442,19 @@ impl Actor {
         };
         let _ = reply.send(answer);
     }
+}
+
+/// How full the context is, by the agent's word; `null`: it does not know.
+fn context_used(response: &Response) -> Result<ContextUsed, RpcError> {
+    if !response.ok {
+        return Err(refusal(response));
+    }
+    let text = response.result.as_deref().map_or("null", |raw| raw.get());
+    let used: Option<ContextUsed> = serde_json::from_str(text).map_err(|error| {
+        let message = format!("the agent's answer about its context is not understood: {error}");
+        RpcError::failed(code::PROTOCOL_ERROR, exit::FAILED, message)
+    })?;
+    Ok(used.unwrap_or_default())
 }
 
 /// A response that says no, for a client.

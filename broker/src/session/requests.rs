@@ -5,11 +5,11 @@
 
 use std::time::Duration;
 
-use ade_protocol::action::Steered;
+use ade_protocol::action::{ContextUsed, Steered};
 use ade_protocol::event::ErrorCategory;
 use ade_protocol::frame::{
-    Abort, Attach, Compact, Prompt, Recovery, Request, Response, Send, SendResult, SendStatus,
-    SetModel, SetThinking, ToWorker, code,
+    Abort, Attach, Compact, Empty, Prompt, Recovery, Request, Response, Send, SendResult,
+    SendStatus, SetModel, SetThinking, ToWorker, code,
 };
 use ade_protocol::rpc::RpcError;
 use ade_protocol::{Generation, RequestId, TurnId, exit};
@@ -30,6 +30,7 @@ mod bound {
     pub(super) const STEER: Duration = Duration::from_secs(16);
     pub(super) const SET_MODEL: Duration = Duration::from_secs(31);
     pub(super) const SET_THINKING: Duration = Duration::from_secs(16);
+    pub(super) const CONTEXT_USAGE: Duration = Duration::from_secs(16);
 }
 
 impl Actor {
@@ -187,13 +188,7 @@ impl Actor {
             .as_ref()
             .is_some_and(|worker| worker.link.send(&frame));
         if !sent {
-            let error = RpcError::failed(
-                code::NOT_READY,
-                exit::FAILED,
-                "the chat has no running worker",
-            )
-            .hint("send a message first");
-            let _ = reply.send(Err(error));
+            let _ = reply.send(Err(no_worker()));
             return;
         }
         if let Some(within) = within {
@@ -201,6 +196,25 @@ impl Actor {
         }
         if let Some(worker) = &mut self.worker {
             worker.pending.insert(id, Pending::Plain { ask, reply });
+        }
+    }
+
+    /// Asks the agent how full the model's context is.
+    pub(super) fn ask_context(&mut self, reply: Reply<ContextUsed>) {
+        let request = Request::new(Empty {});
+        let id = request.request_id.clone();
+        let frame = ToWorker::ContextUsage(request);
+        let sent = self
+            .worker
+            .as_ref()
+            .is_some_and(|worker| worker.link.send(&frame));
+        if !sent {
+            let _ = reply.send(Err(no_worker()));
+            return;
+        }
+        self.watch_request(id.clone(), bound::CONTEXT_USAGE);
+        if let Some(worker) = &mut self.worker {
+            worker.pending.insert(id, Pending::Context(reply));
         }
     }
 
@@ -249,6 +263,15 @@ impl Actor {
             worker.linked = true;
         }
     }
+}
+
+fn no_worker() -> RpcError {
+    RpcError::failed(
+        code::NOT_READY,
+        exit::FAILED,
+        "the chat has no running worker",
+    )
+    .hint("send a message first")
 }
 
 /// A request whose id is known before it is made.

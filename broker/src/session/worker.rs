@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use ade_protocol::action::Steered;
+use ade_protocol::action::{ContextUsed, Steered};
 use ade_protocol::frame::{Ack, ToWorker, UiResponse};
 use ade_protocol::{Generation, RequestId, Seq, TurnId};
 use tokio::sync::mpsc;
@@ -58,6 +58,8 @@ pub(super) struct Worker {
 pub(super) enum Pending {
     /// The end of this turn.
     Send(TurnId),
+    /// How full the context is.
+    Context(Reply<ContextUsed>),
     /// A message into the running turn.
     Steer {
         prompt: String,

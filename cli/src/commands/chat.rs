@@ -2,7 +2,8 @@
 
 use ade_protocol::action::{
     Aborted, ChatAbort, ChatCompact, ChatModel, ChatPermission, ChatRef, ChatSend, ChatShow,
-    ChatShown, ChatSteer, ChatThinking, Nothing, PermissionMode, Sent, SessionInfo, Steered, name,
+    ChatShown, ChatSteer, ChatThinking, ContextUsed, Nothing, PermissionMode, Sent, SessionInfo,
+    Steered, name,
 };
 use ade_protocol::event::{Envelope, Event};
 use ade_protocol::{Seq, SessionId, TurnId, exit};
@@ -78,6 +79,7 @@ pub(super) async fn run(context: &Context, command: Chat) -> Result<(), CommandE
             told(context, &info, &text)
         }
         Chat::Permission { session, mode } => permission(context, &session, mode.into()).await,
+        Chat::Context { session } => context_used(context, &session).await,
         Chat::Compact {
             session,
             instructions,
@@ -92,6 +94,25 @@ pub(super) async fn run(context: &Context, command: Chat) -> Result<(), CommandE
         }
         Chat::Show(arguments) => show(context, &arguments).await,
     }
+}
+
+async fn context_used(context: &Context, session: &str) -> Result<(), CommandError> {
+    let (mut client, id) = named(context, session).await?;
+    let used: ContextUsed = client
+        .call(name::CHAT_CONTEXT, &chat_ref(id), WORKER)
+        .await?;
+    if context.out.json() {
+        return context.out.document(&used);
+    }
+    let or_unknown = |count: Option<u64>| count.map_or_else(|| "?".into(), |n| n.to_string());
+    let percent = used
+        .percent
+        .map_or_else(String::new, |percent| format!(" ({percent:.1}%)"));
+    context.out.line(&format!(
+        "{} of {} tokens{percent}",
+        or_unknown(used.tokens),
+        or_unknown(used.context_window)
+    ))
 }
 
 pub(super) async fn named(

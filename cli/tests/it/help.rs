@@ -26,6 +26,7 @@ const COMMANDS: &[&str] = &[
     "chat model",
     "chat thinking",
     "chat permission",
+    "chat context",
     "chat compact",
     "chat show",
     "attach",

@@ -284,3 +284,15 @@ fn a_long_context_is_compacted() {
     assert!(!last.contains(&"one".to_owned()), "{last:?}");
     assert_eq!(last.last().unwrap(), "four");
 }
+
+#[test]
+fn pi_says_how_full_its_context_is() {
+    let pi = PiAde::serve();
+    let chat = pi.chat("lane", "fake/fake-echo", "full-auto");
+    pi.completed(&chat, "hello");
+    let used = pi.ade.json(&["chat", "context", &chat]);
+    let window = used["contextWindow"].as_u64().unwrap();
+    assert!(window > 0, "{used}");
+    let tokens = used["tokens"].as_u64().unwrap();
+    assert!(tokens > 0 && tokens < window, "{used}");
+}
