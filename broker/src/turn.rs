@@ -49,6 +49,7 @@
 //! of it was lost and nobody may be watching.
 
 mod again;
+mod heard;
 mod machine;
 mod outdated;
 mod recovery;
@@ -445,4 +446,8 @@ mod explore;
 #[cfg(test)]
 mod recovery_tests;
 #[cfg(test)]
+mod takeover_tests;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod waiting_tests;

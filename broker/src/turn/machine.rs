@@ -6,6 +6,7 @@ use ade_protocol::card::Withdrawal;
 use ade_protocol::event::{Event, TurnStatus, Via};
 use ade_protocol::{Generation, TurnId};
 
+use super::heard::Quiet;
 use super::waiting::dropped;
 use super::{Again, Effect, Ending, Failure, Input, Legacy, Mono, Queued, Rules, State, texts};
 
@@ -39,17 +40,6 @@ impl Running {
             cause: None,
         }
     }
-}
-
-/// Whether silence is watched for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Quiet {
-    /// It is not.
-    Off,
-    /// Something was heard then.
-    Heard(Mono),
-    /// Nothing was heard since then, and that was told.
-    Told(Mono),
 }
 
 /// Messages that an interrupt cleared.
@@ -112,15 +102,6 @@ impl Machine {
         self.running.as_ref().map(|running| &running.id)
     }
 
-    /// Since when nothing was heard of the turn, once that was told.
-    #[must_use]
-    pub fn quiet_since(&self) -> Option<Mono> {
-        match self.quiet {
-            Quiet::Told(since) => Some(since),
-            Quiet::Off | Quiet::Heard(_) => None,
-        }
-    }
-
     /// The worker that is in use.
     #[must_use]
     pub fn worker(&self) -> Option<Generation> {
@@ -164,13 +145,6 @@ impl Machine {
             Quiet::Heard(last) => Quiet::Heard(moved(last)),
             Quiet::Told(_) => Quiet::Told(Mono::ZERO),
         };
-    }
-
-    pub(super) fn quiet_at(&self) -> Option<Mono> {
-        match self.quiet {
-            Quiet::Heard(last) => Some(last + self.rules.timing.quiet),
-            Quiet::Off | Quiet::Told(_) => None,
-        }
     }
 
     /// Whether an event of this turn and generation is to be shown.
@@ -349,38 +323,6 @@ impl Machine {
         }
     }
 
-    pub(super) fn seen(&mut self, generation: Generation, turn: Option<&TurnId>, now: Mono) {
-        let of_this_turn = turn.is_some() && self.turn() == turn;
-        if self.worker != Some(generation) || !of_this_turn {
-            return;
-        }
-        if let Some(running) = &mut self.running {
-            running.seen = true;
-        }
-        if self.state == State::AwaitingFirstEvent {
-            self.state = State::Streaming;
-            self.deadline = None;
-        }
-        if self.state == State::Streaming {
-            self.quiet = Quiet::Heard(now);
-        }
-    }
-
-    pub(super) fn card_opened(&mut self, generation: Generation, turn: Option<&TurnId>, now: Mono) {
-        self.seen(generation, turn, now);
-        if self.accepts(generation, turn) && turn.is_some() && self.state == State::Streaming {
-            self.state = State::AwaitingCard;
-            self.quiet = Quiet::Off;
-        }
-    }
-
-    pub(super) fn cards_settled(&mut self, generation: Generation, now: Mono) {
-        if self.worker == Some(generation) && self.state == State::AwaitingCard {
-            self.state = State::Streaming;
-            self.quiet = Quiet::Heard(now);
-        }
-    }
-
     pub(super) fn ended(
         &mut self,
         generation: Generation,
@@ -440,13 +382,7 @@ impl Machine {
         {
             self.drop_cleared(out);
         }
-        if let (Quiet::Heard(since), Some(running)) = (self.quiet, &self.running)
-            && self.quiet_at().is_some_and(|at| now >= at)
-        {
-            let turn = running.id.clone();
-            out.push(Effect::Quiet { turn, since });
-            self.quiet = Quiet::Told(since);
-        }
+        self.tell_quiet(now, out);
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return;
         }

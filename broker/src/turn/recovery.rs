@@ -5,7 +5,8 @@ use ade_protocol::Generation;
 use ade_protocol::card::Withdrawal;
 use ade_protocol::event::{ErrorCategory, Event};
 
-use super::machine::{Machine, Quiet};
+use super::heard::Quiet;
+use super::machine::Machine;
 use super::{Again, Effect, Failure, Mono, State, texts};
 
 impl Machine {

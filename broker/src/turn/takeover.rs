@@ -4,7 +4,8 @@ use ade_protocol::card::Withdrawal;
 use ade_protocol::event::TurnStatus;
 use ade_protocol::{Generation, TurnId};
 
-use super::machine::{Machine, Quiet, Running};
+use super::heard::Quiet;
+use super::machine::{Machine, Running};
 use super::{Adopted, Again, Effect, Failure, Legacy, Mono, Rules, State};
 
 impl Legacy {

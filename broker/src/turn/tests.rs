@@ -2,9 +2,9 @@
 
 use super::*;
 
-const FIRST_EVENT: Duration = Duration::from_secs(90);
+pub(super) const FIRST_EVENT: Duration = Duration::from_secs(90);
 
-/// Of an agent that is resumed, and that is told the chat and reconnects.
+/// Of an agent that is resumed.
 pub(super) fn plain() -> Rules {
     Rules {
         timing: Timing::new(FIRST_EVENT),
@@ -12,6 +12,7 @@ pub(super) fn plain() -> Rules {
     }
 }
 
+/// Of one that is told the chat, and that reconnects.
 pub(super) fn fresh() -> Rules {
     let recovery = Recovery {
         fresh_agent: true,
@@ -233,165 +234,6 @@ fn an_abort_that_is_not_answered_costs_the_worker() {
 }
 
 #[test]
-fn queued_messages_run_in_order_and_end_with_a_stop() {
-    let mut rig = Rig::new();
-    for turn in ["a", "b", "c"] {
-        rig.on(send(turn));
-    }
-    rig.ready();
-    rig.ended("a", completed());
-    assert_eq!(rig.machine.turn(), Some(&id("b")));
-    rig.on(Input::Stop);
-    rig.ended("b", Ending::Interrupted);
-    for turn in ["b", "c"] {
-        assert_eq!(rig.ends(turn), [TurnStatus::Interrupted], "{turn}");
-    }
-    assert_eq!(rig.sends("c"), 0);
-}
-
-#[test]
-fn a_turn_that_was_taken_over_goes_on() {
-    let attach = |sends, resumable| {
-        let left = Duration::from_secs(30);
-        let legacy = Legacy {
-            sends,
-            noted: false,
-            resumable,
-            again: (sends > 0).then_some(Again::Resend),
-            left,
-        };
-        let machine = Machine::attaching(plain(), (id("a"), "prompt a".into()), legacy);
-        Rig {
-            machine,
-            generation: 4,
-            ..Rig::new()
-        }
-    };
-    let generation = Generation(4);
-
-    let mut rig = attach(0, false);
-    rig.on(Input::Adopted(
-        generation,
-        Adopted::Has {
-            seen: false,
-            card: false,
-        },
-    ));
-    assert!(rig.pass(29).is_empty(), "what was left of the time is kept");
-    assert!(rig.pass(1).contains(&Effect::Abort(id("a"))));
-    assert_eq!(rig.armed(), [(false, Some(Again::Resend))]);
-
-    let mut rig = attach(0, false);
-    rig.on(Input::Adopted(
-        generation,
-        Adopted::Has {
-            seen: true,
-            card: false,
-        },
-    ));
-    rig.pass(1000);
-    rig.ended("a", completed());
-    assert_eq!(rig.ends("a"), [TurnStatus::Completed]);
-    assert_eq!(rig.sends("a"), 0);
-
-    let mut rig = attach(0, false);
-    rig.on(Input::Adopted(generation, Adopted::NeverSent));
-    assert_eq!(rig.sends("a"), 1, "it is sent for the first time");
-
-    let mut rig = attach(0, false);
-    rig.on(Input::Abort);
-    let effects = rig.on(Input::Adopted(
-        generation,
-        Adopted::Has {
-            seen: true,
-            card: true,
-        },
-    ));
-    assert!(effects.contains(&Effect::Abort(id("a"))));
-
-    let mut rig = attach(0, false);
-    rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
-    assert_eq!(
-        rig.ends("a"),
-        [TurnStatus::Failed],
-        "nothing is sent again on a guess"
-    );
-    assert_eq!(rig.sends("a"), 0);
-
-    let mut rig = attach(0, true);
-    let effects = rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
-    assert_eq!(effects, [Effect::Acquire], "it was never sent");
-    rig.ready();
-    assert_eq!(rig.sends("a"), 1);
-
-    // The recovery that the last broker had begun is finished, and is the last.
-    let mut rig = attach(1, true);
-    let effects = rig.on(Input::Adopted(generation, Adopted::NeverSent));
-    assert!(matches!(
-        &effects[..],
-        [
-            Effect::Emit(..),
-            Effect::Send {
-                again: Some(Again::Resend),
-                ..
-            }
-        ]
-    ));
-    rig.pass(1000);
-    rig.pass(3);
-    assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
-    assert_eq!(rig.sends("a"), 1);
-}
-
-#[test]
-fn a_send_to_a_worker_that_cannot_be_asked_counts() {
-    let legacy = Legacy {
-        sends: 0,
-        noted: true,
-        resumable: true,
-        again: Some(Again::Resend),
-        left: Duration::ZERO,
-    };
-    let mut rig = Rig {
-        machine: Machine::attaching(plain(), (id("a"), "prompt a".into()), legacy),
-        ..Rig::new()
-    };
-    rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
-    let effects = rig.ready();
-    assert!(matches!(effects[1], Effect::Send { again: Some(_), .. }));
-    rig.pass(1000);
-    rig.pass(3);
-    assert_eq!(rig.ends("a"), [TurnStatus::Failed], "no third time");
-}
-
-#[test]
-fn a_message_during_a_takeover_is_written_to_the_worker_that_was_taken_over() {
-    let mut rig = Rig::new();
-    rig.on(send("a"));
-    rig.on(Input::Adopted(Generation(1), Adopted::NeverSent));
-    assert_eq!(rig.sends("a"), 1);
-    let mut rig = Rig::new();
-    rig.on(send("a"));
-    let effects = rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
-    assert_eq!(effects, [Effect::Acquire]);
-}
-
-#[test]
-fn what_can_no_longer_be_written_down_ends_everything_at_once() {
-    let mut rig = Rig::new();
-    for turn in ["a", "b"] {
-        rig.on(send(turn));
-    }
-    rig.ready();
-    let effects = rig.on(Input::Unrecordable(fail(ErrorCategory::Unknown)));
-    assert!(effects.contains(&Effect::Poison) && !effects.contains(&Effect::Acquire));
-    for turn in ["a", "b"] {
-        assert_eq!(rig.ends(turn), [TurnStatus::Failed], "{turn}");
-    }
-    assert_eq!(rig.machine.state(), State::Idle);
-}
-
-#[test]
 fn a_delivered_message_of_unknown_outcome_is_recycled_and_not_sent_again() {
     let mut rig = Rig::new();
     rig.on(send("a"));
@@ -442,172 +284,6 @@ fn a_turn_of_which_only_a_card_was_seen_is_never_sent_again() {
     }
 }
 
-fn steer(turn: &str) -> Input {
-    Input::Steer {
-        turn: id(turn),
-        prompt: format!("prompt {turn}"),
-    }
-}
-
-/// A turn `a` in recovery with a steer `s` and a message `b` behind it.
-fn recovering() -> Rig {
-    let mut rig = Rig::new();
-    rig.on(send("a"));
-    rig.ready();
-    rig.pass(90);
-    rig.on(steer("s"));
-    rig.on(send("b"));
-    rig
-}
-
-fn notices(rig: &Rig) -> usize {
-    let told = |effect: &&Effect| {
-        matches!(
-            effect,
-            Effect::Drop {
-                notice: Some(_),
-                ..
-            }
-        )
-    };
-    rig.effects.iter().filter(told).count()
-}
-
-#[test]
-fn a_steer_runs_behind_a_turn_that_was_recovered() {
-    let mut rig = recovering();
-    rig.ready();
-    rig.event("a");
-    rig.ended("a", completed());
-    assert_eq!(rig.machine.turn(), Some(&id("s")));
-    rig.event("s");
-    rig.ended("s", completed());
-    assert_eq!(
-        (rig.sends("s"), rig.ends("s")),
-        (1, vec![TurnStatus::Completed])
-    );
-    assert_eq!((rig.machine.turn(), notices(&rig)), (Some(&id("b")), 0));
-}
-
-#[test]
-fn a_steer_is_dropped_once_when_its_turn_was_not_recovered_and_messages_go_on() {
-    let failed: [fn(&mut Rig); 3] = [
-        |rig| {
-            rig.ready();
-            rig.pass(90);
-            rig.pass(3);
-        },
-        |rig| {
-            rig.pass(3);
-            rig.on(Input::WorkerFailed(fail(ErrorCategory::Exited)));
-        },
-        |rig| {
-            rig.ready();
-            rig.ended("a", Ending::Failed(fail(ErrorCategory::Auth)));
-        },
-    ];
-    for fails in failed {
-        let mut rig = recovering();
-        fails(&mut rig);
-        assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
-        assert_eq!(
-            (rig.ends("s"), rig.sends("s")),
-            (vec![TurnStatus::Interrupted], 0)
-        );
-        assert_eq!(notices(&rig), 1);
-        assert_eq!(rig.machine.turn(), Some(&id("b")), "the next message runs");
-    }
-}
-
-#[test]
-fn an_abort_drops_the_steers_of_its_turn_and_nothing_else() {
-    let mut rig = recovering();
-    rig.on(Input::Abort);
-    assert_eq!(
-        (rig.ends("s"), notices(&rig)),
-        (vec![TurnStatus::Interrupted], 1)
-    );
-    rig.on(steer("late"));
-    rig.ready();
-    assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
-    assert_eq!(rig.machine.turn(), Some(&id("b")));
-    assert_eq!(
-        rig.machine.place(&id("late")),
-        1,
-        "said after the abort: it waits"
-    );
-}
-
-fn interrupt(turn: &str, mode: Interrupt) -> Input {
-    Input::Interrupt {
-        turn: id(turn),
-        prompt: format!("prompt {turn}"),
-        mode,
-    }
-}
-
-#[test]
-fn interrupt_and_continue_goes_first_and_the_queue_rides_through() {
-    let mut rig = Rig::new();
-    for turn in ["a", "b"] {
-        rig.on(send(turn));
-    }
-    rig.ready();
-    rig.event("a");
-    rig.on(interrupt("n", Interrupt::Continue));
-    assert_eq!(rig.machine.state(), State::Interrupting);
-    assert!(rig.pass(29).is_empty(), "the same agent gets its time");
-    rig.ended("a", Ending::Interrupted);
-    assert_eq!(rig.machine.turn(), Some(&id("n")));
-    assert!(!rig.effects.contains(&Effect::Poison), "on the same worker");
-    rig.event("n");
-    rig.ended("n", completed());
-    assert_eq!(rig.machine.turn(), Some(&id("b")));
-
-    let mut rig = Rig::new();
-    rig.on(send("a"));
-    rig.ready();
-    rig.event("a");
-    rig.on(interrupt("n", Interrupt::Continue));
-    assert!(
-        rig.pass(30).contains(&Effect::Poison),
-        "it does not wait for ever"
-    );
-    assert_eq!(rig.machine.turn(), Some(&id("n")));
-}
-
-#[test]
-fn interrupt_and_replace_clears_a_queue_that_can_be_brought_back_for_a_moment() {
-    for back in [true, false] {
-        let mut rig = Rig::new();
-        for turn in ["a", "b", "c"] {
-            rig.on(send(turn));
-        }
-        rig.ready();
-        rig.event("a");
-        rig.on(interrupt("n", Interrupt::Replace));
-        assert_eq!((rig.machine.queued(), rig.machine.recoverable()), (1, 2));
-        rig.ended("a", Ending::Interrupted);
-        rig.pass(7);
-        assert!(rig.ends("b").is_empty(), "not yet");
-        if back {
-            rig.on(Input::RecoverQueue);
-        }
-        rig.pass(1);
-        rig.on(Input::RecoverQueue);
-        rig.event("n");
-        rig.ended("n", completed());
-        if back {
-            assert_eq!(rig.machine.turn(), Some(&id("b")));
-            assert_eq!(rig.machine.queued(), 1);
-        } else {
-            assert_eq!(rig.ends("b"), [TurnStatus::Interrupted]);
-            assert_eq!(rig.ends("c"), [TurnStatus::Interrupted]);
-            assert_eq!((rig.sends("b"), rig.machine.turn()), (0, None));
-        }
-    }
-}
-
 #[test]
 fn silence_of_a_running_turn_is_told_once_a_period_and_kills_nothing() {
     let mut rig = Rig::new();
@@ -637,54 +313,6 @@ fn silence_of_a_running_turn_is_told_once_a_period_and_kills_nothing() {
         (rig.machine.quiet_since(), rig.machine.deadline()),
         (None, None)
     );
-}
-
-#[test]
-fn waiting_messages_can_be_edited_and_cancelled_until_they_run() {
-    let mut rig = Rig::new();
-    for turn in ["a", "b", "c"] {
-        rig.on(send(turn));
-    }
-    rig.on(Input::EditQueued {
-        turn: id("b"),
-        prompt: "other".into(),
-    });
-    rig.on(Input::CancelQueued(id("c")));
-    let running = Input::EditQueued {
-        turn: id("a"),
-        prompt: "too late".into(),
-    };
-    assert!(rig.on(running).is_empty());
-    assert!(rig.on(Input::CancelQueued(id("a"))).is_empty());
-    rig.ready();
-    rig.ended("a", completed());
-    let sent = Effect::Send {
-        turn: id("b"),
-        prompt: "other".into(),
-        again: None,
-    };
-    assert!(rig.effects.contains(&sent));
-    assert_eq!(rig.ends("c"), [TurnStatus::Interrupted]);
-}
-
-#[test]
-fn a_restored_queue_is_held_until_the_users_next_message() {
-    let rows = ["x", "y"].map(|turn| (id(turn), format!("prompt {turn}")));
-    let mut rig = Rig::new();
-    rig.machine.restore_queue(rows);
-    assert!(rig.machine.is_held() && rig.machine.queued() == 2);
-    rig.pass(1_000);
-    assert_eq!(rig.machine.state(), State::Idle);
-    rig.on(send("n"));
-    for turn in ["x", "y", "n"] {
-        assert_eq!(rig.machine.turn(), Some(&id(turn)));
-        if turn == "x" {
-            rig.ready();
-        }
-        rig.ended(turn, completed());
-        assert_eq!(rig.sends(turn), 1);
-    }
-    assert!(!rig.machine.is_held());
 }
 
 #[test]
@@ -734,39 +362,6 @@ fn an_idle_worker_that_is_outdated_goes_at_once_and_others_stay() {
     let effects = rig.on(Input::Outdated(Generation(1)));
     assert!(effects.contains(&Effect::Dispose), "{effects:?}");
     assert!(rig.on(send("b")).contains(&Effect::Acquire));
-}
-
-#[test]
-fn a_message_is_never_written_to_an_outdated_worker_that_was_taken_over() {
-    let legacy = |sends| Legacy {
-        sends,
-        noted: false,
-        resumable: true,
-        again: None,
-        left: FIRST_EVENT,
-    };
-    for (sends, state) in [(0, State::Starting), (1, State::Recovering)] {
-        let mut rig = Rig::new();
-        let message = (id("a"), "prompt a".to_owned());
-        rig.machine = Machine::attaching(plain(), message, legacy(sends));
-        rig.on(Input::Outdated(Generation(1)));
-        let effects = rig.on(Input::Adopted(Generation(1), Adopted::NeverSent));
-        assert_eq!(effects, [Effect::Dispose, Effect::Acquire]);
-        assert_eq!(rig.machine.state(), state);
-    }
-    // One that has it goes on to its end.
-    let mut rig = Rig::new();
-    let message = (id("a"), "prompt a".to_owned());
-    rig.machine = Machine::attaching(plain(), message, legacy(0));
-    rig.on(Input::Outdated(Generation(1)));
-    let has = Adopted::Has {
-        seen: true,
-        card: false,
-    };
-    rig.generation = 1;
-    assert!(rig.on(Input::Adopted(Generation(1), has)).is_empty());
-    let effects = rig.ended("a", completed());
-    assert!(effects.contains(&Effect::Dispose), "{effects:?}");
 }
 
 /// Every way in which a turn with an open card stops being answerable, with the
@@ -848,26 +443,4 @@ fn after_a_stop_the_next_message_gets_another_worker() {
     let effects = rig.on(send("b"));
     assert!(effects.contains(&Effect::Acquire), "{effects:?}");
     assert_eq!(rig.sends("b"), 0, "nothing goes to the one that leaves");
-}
-
-#[test]
-fn the_queue_has_a_bound_and_a_late_steer_belongs_to_no_turn() {
-    let mut rig = Rig::new();
-    rig.on(send("a"));
-    rig.ready();
-    rig.event("a");
-    rig.on(Input::Abort);
-    let turn = id("late");
-    let prompt = "steer".to_owned();
-    rig.on(Input::Steer { turn, prompt });
-    let row = rig.machine.queue().next().expect("it waits");
-    assert_eq!(
-        row.steers, None,
-        "the turn was being ended when it was said"
-    );
-    for number in rig.machine.queued()..MAX_QUEUE {
-        assert!(rig.machine.has_room(), "{number}");
-        rig.on(send(&format!("q{number}")));
-    }
-    assert!(!rig.machine.has_room());
 }

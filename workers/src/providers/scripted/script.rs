@@ -56,7 +56,8 @@ pub(super) enum Step {
     StaleToken,
     /// `!forget`: the agent is not there any more when it is to be resumed.
     Forget,
-    /// `!slow-abort MS`: from now on an abort is answered so much later.
+    /// `!slow-abort MS`: from now on an abort is answered so much later, behind
+    /// a last word.
     SlowAbort(Duration),
     /// `!env NAME`
     Env(String),

@@ -80,9 +80,10 @@ impl Host {
             spoken.message = new_id("msg");
             ended = self.prompt(&prompt, false, &mut spoken);
         }
-        if ended == Ended::Stopped(Stop::Aborted) {
-            // Nothing is heard meanwhile, as of an agent that is busy.
+        if ended == Ended::Stopped(Stop::Aborted) && !self.slow_abort.is_zero() {
+            // Busy, and then not done with a run that should have ended.
             std::thread::sleep(self.slow_abort);
+            self.say("a late word");
         }
         let (status, stop_reason, error) = match &ended {
             Ended::Done => (SendStatus::Completed, "stop", None),

@@ -1,0 +1,140 @@
+//! What the effects have done, and what they must never do.
+
+use std::collections::BTreeMap;
+
+use super::super::*;
+use super::PROMPT;
+
+/// What is known of one message.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Message {
+    pub(super) begun: bool,
+    pub(super) sends: u8,
+    pub(super) ends: u8,
+    /// An event or a card of it was seen.
+    pub(super) seen: bool,
+    /// It goes on in a way that the user is told nothing of.
+    pub(super) silent: bool,
+    /// The user has ended it.
+    pub(super) stopped: bool,
+    /// It stands in the table of waiting messages.
+    pub(super) on_disk: bool,
+}
+
+/// What the effects so far have done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Ledger {
+    pub(super) messages: BTreeMap<TurnId, Message>,
+    /// The worker that is in use must get no message.
+    pub(super) outdated: bool,
+    /// A worker is in use.
+    pub(super) worker: bool,
+    /// What the agent can do.
+    pub(super) recovery: Recovery,
+}
+
+impl Ledger {
+    pub(super) fn of(&mut self, turn: &TurnId) -> &mut Message {
+        self.messages
+            .get_mut(turn)
+            .expect("a message that was given")
+    }
+
+    pub(super) fn take(&mut self, effect: &Effect) {
+        match effect {
+            Effect::Emit(turn, Event::UserMessage { .. }) => {
+                let message = self.of(turn);
+                assert!(!message.begun && message.ends == 0, "begun twice");
+                message.begun = true;
+                message.on_disk = false;
+            }
+            Effect::Emit(turn, event) => {
+                let message = self.of(turn);
+                let told = !matches!(event, Event::Activity { .. });
+                assert!(message.begun);
+                assert!(!message.silent || !told, "the user was told of it");
+            }
+            Effect::Send {
+                turn,
+                prompt,
+                again,
+            } => self.sent(turn, prompt, *again),
+            Effect::Finish { turn, status, .. } => {
+                assert_ne!(*status, TurnStatus::Started);
+                let message = self.of(turn);
+                // What cannot be written down fails also before it began.
+                let unwritten = *status == TurnStatus::Failed && !message.on_disk;
+                assert!(
+                    message.begun || unwritten,
+                    "a turn ended that had not begun"
+                );
+                message.ends += 1;
+            }
+            Effect::Drop { turn, .. } => {
+                let message = self.of(turn);
+                assert!(!message.begun, "delivered and cancelled");
+                message.ends += 1;
+                message.on_disk = false;
+            }
+            Effect::Enqueue { row, .. } => {
+                let message = self.of(&row.turn);
+                assert!(!message.on_disk && !message.begun);
+                message.on_disk = true;
+            }
+            Effect::Dequeue(turn) => {
+                let message = self.of(turn);
+                assert!(message.on_disk);
+                message.on_disk = false;
+            }
+            Effect::Edit { turn, .. } => assert!(self.of(turn).on_disk),
+            Effect::Quiet { turn, .. } | Effect::Abort(turn) => {
+                assert!(self.of(turn).ends == 0);
+            }
+            Effect::Arm { rotate, again } => self.armed(*rotate, *again),
+            Effect::Acquire => assert!(!self.worker, "two generations at once"),
+            Effect::Poison | Effect::Dispose => (self.worker, self.outdated) = (false, false),
+            Effect::Withdraw(_) => {}
+        }
+        assert!(
+            self.messages.values().all(|message| message.ends <= 1),
+            "ended twice"
+        );
+    }
+}
+
+impl Ledger {
+    fn sent(&mut self, turn: &TurnId, prompt: &str, again: Option<Again>) {
+        assert!(self.worker, "sent to nobody");
+        assert!(!self.outdated, "sent to a worker that is outdated");
+        let message = self.of(turn);
+        assert!(message.begun && message.ends == 0, "sent after its end");
+        assert!(!message.stopped, "sent although the user had ended it");
+        message.sends += 1;
+        assert!(message.sends <= 2, "sent more than twice");
+        assert_eq!(again.is_some(), message.sends == 2);
+        match again {
+            Some(Again::Continue) => {
+                assert!(message.seen, "told to go on with nothing");
+                assert_eq!(prompt, texts::CONTINUE);
+            }
+            _ => {
+                assert!(!message.seen, "sent again though it was heard");
+                assert_eq!(prompt, PROMPT, "not byte for byte");
+            }
+        }
+        message.silent = false;
+        message.seen = again == Some(Again::Continue);
+    }
+
+    /// At most one turn runs, and it is that one's recovery.
+    fn armed(&mut self, rotate: bool, again: Option<Again>) {
+        assert!(!rotate || self.recovery.fresh_agent, "no agent to rotate");
+        let reconnects = matches!(again, Some(Again::Reconnect | Again::Continue));
+        assert!(!reconnects || self.recovery.reconnects);
+        assert!(!reconnects || !rotate, "an expired token keeps its agent");
+        let runs = |message: &&mut Message| message.begun && message.ends == 0;
+        if let Some(message) = self.messages.values_mut().find(runs) {
+            message.silent |= reconnects;
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Turns of another broker, by table.
+
+use super::tests::{FIRST_EVENT, Rig, completed, fail, id, plain, send};
+use super::*;
+
+#[test]
+fn a_turn_that_was_taken_over_goes_on() {
+    let attach = |sends, resumable| {
+        let left = Duration::from_secs(30);
+        let legacy = Legacy {
+            sends,
+            noted: false,
+            resumable,
+            again: (sends > 0).then_some(Again::Resend),
+            left,
+        };
+        let machine = Machine::attaching(plain(), (id("a"), "prompt a".into()), legacy);
+        Rig {
+            machine,
+            generation: 4,
+            ..Rig::new()
+        }
+    };
+    let generation = Generation(4);
+
+    let mut rig = attach(0, false);
+    rig.on(Input::Adopted(
+        generation,
+        Adopted::Has {
+            seen: false,
+            card: false,
+        },
+    ));
+    assert!(rig.pass(29).is_empty(), "what was left of the time is kept");
+    assert!(rig.pass(1).contains(&Effect::Abort(id("a"))));
+    assert_eq!(rig.armed(), [(false, Some(Again::Resend))]);
+
+    let mut rig = attach(0, false);
+    rig.on(Input::Adopted(
+        generation,
+        Adopted::Has {
+            seen: true,
+            card: false,
+        },
+    ));
+    rig.pass(1000);
+    rig.ended("a", completed());
+    assert_eq!(rig.ends("a"), [TurnStatus::Completed]);
+    assert_eq!(rig.sends("a"), 0);
+
+    let mut rig = attach(0, false);
+    rig.on(Input::Adopted(generation, Adopted::NeverSent));
+    assert_eq!(rig.sends("a"), 1, "it is sent for the first time");
+
+    let mut rig = attach(0, false);
+    rig.on(Input::Abort);
+    let effects = rig.on(Input::Adopted(
+        generation,
+        Adopted::Has {
+            seen: true,
+            card: true,
+        },
+    ));
+    assert!(effects.contains(&Effect::Abort(id("a"))));
+
+    let mut rig = attach(0, false);
+    rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
+    assert_eq!(
+        rig.ends("a"),
+        [TurnStatus::Failed],
+        "nothing is sent again on a guess"
+    );
+    assert_eq!(rig.sends("a"), 0);
+
+    let mut rig = attach(0, true);
+    let effects = rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
+    assert_eq!(effects, [Effect::Acquire], "it was never sent");
+    rig.ready();
+    assert_eq!(rig.sends("a"), 1);
+
+    // The recovery that the last broker had begun is finished, and is the last.
+    let mut rig = attach(1, true);
+    let effects = rig.on(Input::Adopted(generation, Adopted::NeverSent));
+    assert!(matches!(
+        &effects[..],
+        [
+            Effect::Emit(..),
+            Effect::Send {
+                again: Some(Again::Resend),
+                ..
+            }
+        ]
+    ));
+    rig.pass(1000);
+    rig.pass(3);
+    assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
+    assert_eq!(rig.sends("a"), 1);
+}
+
+#[test]
+fn a_send_to_a_worker_that_cannot_be_asked_counts() {
+    let legacy = Legacy {
+        sends: 0,
+        noted: true,
+        resumable: true,
+        again: Some(Again::Resend),
+        left: Duration::ZERO,
+    };
+    let mut rig = Rig {
+        machine: Machine::attaching(plain(), (id("a"), "prompt a".into()), legacy),
+        ..Rig::new()
+    };
+    rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
+    let effects = rig.ready();
+    assert!(matches!(effects[1], Effect::Send { again: Some(_), .. }));
+    rig.pass(1000);
+    rig.pass(3);
+    assert_eq!(rig.ends("a"), [TurnStatus::Failed], "no third time");
+}
+
+#[test]
+fn a_message_during_a_takeover_is_written_to_the_worker_that_was_taken_over() {
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.on(Input::Adopted(Generation(1), Adopted::NeverSent));
+    assert_eq!(rig.sends("a"), 1);
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    let effects = rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
+    assert_eq!(effects, [Effect::Acquire]);
+}
+
+#[test]
+fn what_can_no_longer_be_written_down_ends_everything_at_once() {
+    let mut rig = Rig::new();
+    for turn in ["a", "b"] {
+        rig.on(send(turn));
+    }
+    rig.ready();
+    let effects = rig.on(Input::Unrecordable(fail(ErrorCategory::Unknown)));
+    assert!(effects.contains(&Effect::Poison) && !effects.contains(&Effect::Acquire));
+    for turn in ["a", "b"] {
+        assert_eq!(rig.ends(turn), [TurnStatus::Failed], "{turn}");
+    }
+    assert_eq!(rig.machine.state(), State::Idle);
+}
+
+#[test]
+fn a_message_is_never_written_to_an_outdated_worker_that_was_taken_over() {
+    let legacy = |sends| Legacy {
+        sends,
+        noted: false,
+        resumable: true,
+        again: None,
+        left: FIRST_EVENT,
+    };
+    for (sends, state) in [(0, State::Starting), (1, State::Recovering)] {
+        let mut rig = Rig::new();
+        let message = (id("a"), "prompt a".to_owned());
+        rig.machine = Machine::attaching(plain(), message, legacy(sends));
+        rig.on(Input::Outdated(Generation(1)));
+        let effects = rig.on(Input::Adopted(Generation(1), Adopted::NeverSent));
+        assert_eq!(effects, [Effect::Dispose, Effect::Acquire]);
+        assert_eq!(rig.machine.state(), state);
+    }
+    // One that has it goes on to its end.
+    let mut rig = Rig::new();
+    let message = (id("a"), "prompt a".to_owned());
+    rig.machine = Machine::attaching(plain(), message, legacy(0));
+    rig.on(Input::Outdated(Generation(1)));
+    let has = Adopted::Has {
+        seen: true,
+        card: false,
+    };
+    rig.generation = 1;
+    assert!(rig.on(Input::Adopted(Generation(1), has)).is_empty());
+    let effects = rig.ended("a", completed());
+    assert!(effects.contains(&Effect::Dispose), "{effects:?}");
+}

@@ -1,0 +1,257 @@
+//! Messages that wait, by table.
+
+use super::tests::{Rig, completed, fail, id, send};
+use super::*;
+
+#[test]
+fn queued_messages_run_in_order_and_end_with_a_stop() {
+    let mut rig = Rig::new();
+    for turn in ["a", "b", "c"] {
+        rig.on(send(turn));
+    }
+    rig.ready();
+    rig.ended("a", completed());
+    assert_eq!(rig.machine.turn(), Some(&id("b")));
+    rig.on(Input::Stop);
+    rig.ended("b", Ending::Interrupted);
+    for turn in ["b", "c"] {
+        assert_eq!(rig.ends(turn), [TurnStatus::Interrupted], "{turn}");
+    }
+    assert_eq!(rig.sends("c"), 0);
+}
+
+fn steer(turn: &str) -> Input {
+    Input::Steer {
+        turn: id(turn),
+        prompt: format!("prompt {turn}"),
+    }
+}
+
+/// A turn `a` in recovery with a steer `s` and a message `b` behind it.
+fn recovering() -> Rig {
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.ready();
+    rig.pass(90);
+    rig.on(steer("s"));
+    rig.on(send("b"));
+    rig
+}
+
+fn notices(rig: &Rig) -> usize {
+    let told = |effect: &&Effect| {
+        matches!(
+            effect,
+            Effect::Drop {
+                notice: Some(_),
+                ..
+            }
+        )
+    };
+    rig.effects.iter().filter(told).count()
+}
+
+#[test]
+fn a_steer_runs_behind_a_turn_that_was_recovered() {
+    let mut rig = recovering();
+    rig.ready();
+    rig.event("a");
+    rig.ended("a", completed());
+    assert_eq!(rig.machine.turn(), Some(&id("s")));
+    rig.event("s");
+    rig.ended("s", completed());
+    assert_eq!(
+        (rig.sends("s"), rig.ends("s")),
+        (1, vec![TurnStatus::Completed])
+    );
+    assert_eq!((rig.machine.turn(), notices(&rig)), (Some(&id("b")), 0));
+}
+
+#[test]
+fn a_steer_is_dropped_once_when_its_turn_was_not_recovered_and_messages_go_on() {
+    let failed: [fn(&mut Rig); 3] = [
+        |rig| {
+            rig.ready();
+            rig.pass(90);
+            rig.pass(3);
+        },
+        |rig| {
+            rig.pass(3);
+            rig.on(Input::WorkerFailed(fail(ErrorCategory::Exited)));
+        },
+        |rig| {
+            rig.ready();
+            rig.ended("a", Ending::Failed(fail(ErrorCategory::Auth)));
+        },
+    ];
+    for fails in failed {
+        let mut rig = recovering();
+        fails(&mut rig);
+        assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
+        assert_eq!(
+            (rig.ends("s"), rig.sends("s")),
+            (vec![TurnStatus::Interrupted], 0)
+        );
+        assert_eq!(notices(&rig), 1);
+        assert_eq!(rig.machine.turn(), Some(&id("b")), "the next message runs");
+    }
+}
+
+#[test]
+fn an_abort_drops_the_steers_of_its_turn_and_nothing_else() {
+    let mut rig = recovering();
+    rig.on(Input::Abort);
+    assert_eq!(
+        (rig.ends("s"), notices(&rig)),
+        (vec![TurnStatus::Interrupted], 1)
+    );
+    rig.on(steer("late"));
+    rig.ready();
+    assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
+    assert_eq!(rig.machine.turn(), Some(&id("b")));
+    assert_eq!(
+        rig.machine.place(&id("late")),
+        1,
+        "said after the abort: it waits"
+    );
+}
+
+fn interrupt(turn: &str, mode: Interrupt) -> Input {
+    Input::Interrupt {
+        turn: id(turn),
+        prompt: format!("prompt {turn}"),
+        mode,
+    }
+}
+
+#[test]
+fn interrupt_and_continue_goes_first_and_the_queue_rides_through() {
+    let mut rig = Rig::new();
+    for turn in ["a", "b"] {
+        rig.on(send(turn));
+    }
+    rig.ready();
+    rig.event("a");
+    rig.on(interrupt("n", Interrupt::Continue));
+    assert_eq!(rig.machine.state(), State::Interrupting);
+    assert!(rig.pass(29).is_empty(), "the same agent gets its time");
+    rig.ended("a", Ending::Interrupted);
+    assert_eq!(rig.machine.turn(), Some(&id("n")));
+    assert!(!rig.effects.contains(&Effect::Poison), "on the same worker");
+    rig.event("n");
+    rig.ended("n", completed());
+    assert_eq!(rig.machine.turn(), Some(&id("b")));
+
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.ready();
+    rig.event("a");
+    rig.on(interrupt("n", Interrupt::Continue));
+    assert!(
+        rig.pass(30).contains(&Effect::Poison),
+        "it does not wait for ever"
+    );
+    assert_eq!(rig.machine.turn(), Some(&id("n")));
+}
+
+#[test]
+fn interrupt_and_replace_clears_a_queue_that_can_be_brought_back_for_a_moment() {
+    for back in [true, false] {
+        let mut rig = Rig::new();
+        for turn in ["a", "b", "c"] {
+            rig.on(send(turn));
+        }
+        rig.ready();
+        rig.event("a");
+        rig.on(interrupt("n", Interrupt::Replace));
+        assert_eq!((rig.machine.queued(), rig.machine.recoverable()), (1, 2));
+        rig.ended("a", Ending::Interrupted);
+        rig.pass(7);
+        assert!(rig.ends("b").is_empty(), "not yet");
+        if back {
+            rig.on(Input::RecoverQueue);
+        }
+        rig.pass(1);
+        rig.on(Input::RecoverQueue);
+        rig.event("n");
+        rig.ended("n", completed());
+        if back {
+            assert_eq!(rig.machine.turn(), Some(&id("b")));
+            assert_eq!(rig.machine.queued(), 1);
+        } else {
+            assert_eq!(rig.ends("b"), [TurnStatus::Interrupted]);
+            assert_eq!(rig.ends("c"), [TurnStatus::Interrupted]);
+            assert_eq!((rig.sends("b"), rig.machine.turn()), (0, None));
+        }
+    }
+}
+
+#[test]
+fn waiting_messages_can_be_edited_and_cancelled_until_they_run() {
+    let mut rig = Rig::new();
+    for turn in ["a", "b", "c"] {
+        rig.on(send(turn));
+    }
+    rig.on(Input::EditQueued {
+        turn: id("b"),
+        prompt: "other".into(),
+    });
+    rig.on(Input::CancelQueued(id("c")));
+    let running = Input::EditQueued {
+        turn: id("a"),
+        prompt: "too late".into(),
+    };
+    assert!(rig.on(running).is_empty());
+    assert!(rig.on(Input::CancelQueued(id("a"))).is_empty());
+    rig.ready();
+    rig.ended("a", completed());
+    let sent = Effect::Send {
+        turn: id("b"),
+        prompt: "other".into(),
+        again: None,
+    };
+    assert!(rig.effects.contains(&sent));
+    assert_eq!(rig.ends("c"), [TurnStatus::Interrupted]);
+}
+
+#[test]
+fn a_restored_queue_is_held_until_the_users_next_message() {
+    let rows = ["x", "y"].map(|turn| (id(turn), format!("prompt {turn}")));
+    let mut rig = Rig::new();
+    rig.machine.restore_queue(rows);
+    assert!(rig.machine.is_held() && rig.machine.queued() == 2);
+    rig.pass(1_000);
+    assert_eq!(rig.machine.state(), State::Idle);
+    rig.on(send("n"));
+    for turn in ["x", "y", "n"] {
+        assert_eq!(rig.machine.turn(), Some(&id(turn)));
+        if turn == "x" {
+            rig.ready();
+        }
+        rig.ended(turn, completed());
+        assert_eq!(rig.sends(turn), 1);
+    }
+    assert!(!rig.machine.is_held());
+}
+
+#[test]
+fn the_queue_has_a_bound_and_a_late_steer_belongs_to_no_turn() {
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.ready();
+    rig.event("a");
+    rig.on(Input::Abort);
+    let turn = id("late");
+    let prompt = "steer".to_owned();
+    rig.on(Input::Steer { turn, prompt });
+    let row = rig.machine.queue().next().expect("it waits");
+    assert_eq!(
+        row.steers, None,
+        "the turn was being ended when it was said"
+    );
+    for number in rig.machine.queued()..MAX_QUEUE {
+        assert!(rig.machine.has_room(), "{number}");
+        rig.on(send(&format!("q{number}")));
+    }
+    assert!(!rig.machine.has_room());
+}
