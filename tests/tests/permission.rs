@@ -289,6 +289,8 @@ fn the_command_changes_it_and_the_lists_tell_it() {
     assert_eq!(info["permission"], "plan");
     let shown = ade.json(&["chat", "show", &chat]);
     assert_eq!(shown["session"]["permission"], "plan");
+    let (_, about) = ade.expect_code(0, &["chat", "show", &chat]);
+    assert!(about.contains("permission plan"), "{about}");
     ade.expect_code(2, &["chat", "permission", &chat, "everything"]);
     let unknown = json!({"sessionId": chat, "permission": "everything"});
     let refused: RpcFailure = rpc.try_call("chat.permission", unknown).unwrap_err();

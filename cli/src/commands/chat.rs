@@ -250,6 +250,13 @@ async fn show(context: &Context, arguments: &args::ChatShow) -> Result<(), Comma
             .out
             .document(&json!({"session": session, "events": events}));
     }
+    let about = format!(
+        "{} in {}, permission {}",
+        session.provider,
+        session.lane,
+        session.permission.name()
+    );
+    context.out.note(Style::Dim, &about);
     let mut view = View::new(true);
     for event in events {
         let Ok(envelope) = serde_json::from_value::<Envelope<Event>>(event) else {
