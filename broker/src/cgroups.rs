@@ -53,6 +53,9 @@ impl Cgroups {
         }
         match Folder::prepare(&folder_name(home)) {
             Ok(folder) => {
+                // It is there only as long as something is in it: a broker that
+                // is killed leaves none.
+                folder.remove();
                 let about = format!("each agent is kept in {}", folder.path().display());
                 tracing::info!(folder = %folder.path().display(), "cgroup v2 is used");
                 Self {
@@ -102,8 +105,8 @@ impl Cgroups {
         }
     }
 
-    /// Removes what workers left that have no journal any more. Only empty ones
-    /// can be removed. The caller holds the broker lock.
+    /// Removes what workers left that have no journal any more, and the folder
+    /// when that was all. Only empty ones can be removed. The caller holds the broker lock.
     pub fn tidy(&self, home: &Home) {
         let Some(folder) = &self.folder else { return };
         for name in folder.names() {
@@ -113,13 +116,7 @@ impl Cgroups {
                 remove(Some(&cgroup));
             }
         }
-    }
-
-    /// Removes the folder when it is empty: the broker ends.
-    pub fn close(&self) {
-        if let Some(folder) = &self.folder {
-            folder.remove();
-        }
+        folder.remove();
     }
 }
 
@@ -151,7 +148,12 @@ pub(crate) fn remove(cgroup: Option<&Cgroup>) {
     let deadline = Instant::now() + RELEASE;
     loop {
         match cgroup.remove() {
-            Ok(()) => return,
+            Ok(()) => {
+                if let Some(folder) = Folder::of(cgroup) {
+                    folder.remove();
+                }
+                return;
+            }
             Err(_) if Instant::now() < deadline => std::thread::sleep(POLL),
             Err(error) => {
                 tracing::info!(%error, %cgroup, "a cgroup was left for the next broker");

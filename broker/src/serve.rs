@@ -463,7 +463,6 @@ impl Broker {
             }
             () = welcome => {}
         }
-        self.manager.shared().cgroups.close();
     }
 
     /// Ends without ending anything: workers keep their turns and connect to

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use ade_leases::process::Signal;
@@ -45,6 +46,23 @@ fn goes_on(ade: &Ade, chat: &str) {
     let events = ade.turn(chat, "are you there?");
     assert_eq!(text_of(&events), "You said: are you there?", "{events:?}");
     let _ = ade.checked_transcript(chat);
+}
+
+/// A second broker does not start; what it said.
+#[track_caller]
+fn refused(ade: &Ade) -> String {
+    let mut serve = ade.command(&["serve"]);
+    serve.stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut second = serve.spawn().expect("ade serve");
+    let pid = i32::try_from(second.id()).expect("a pid");
+    let bound = Instant::now() + Duration::from_secs(15);
+    wait_true("the second broker has ended, or is late", || {
+        second.try_wait().expect("its status").is_some() || Instant::now() > bound
+    });
+    signal(pid, Signal::SIGKILL);
+    let ended = second.wait_with_output().expect("its end");
+    assert_eq!(ended.status.code(), Some(3), "{}", ended.status);
+    String::from_utf8_lossy(&ended.stderr).into_owned()
 }
 
 #[test]
@@ -144,7 +162,7 @@ fn a_lock_that_was_removed_is_taken_again() {
     let lock = ade.home().join("run/broker.lock");
     fs::remove_file(&lock).expect("removed");
     wait_within("it is there again", NOTICED, || lock.exists().then_some(()));
-    ade.expect_code(3, &["serve"]);
+    refused(&ade);
     streams_on(&ade, &tree);
 }
 
@@ -158,7 +176,7 @@ fn of_two_brokers_the_one_without_the_lock_hands_over() {
     signal(first, Signal::SIGSTOP);
     fs::remove_file(&lock).expect("removed");
     // One that can't hand over is not pushed aside.
-    let (_, said) = ade.expect_code(3, &["serve"]);
+    let said = refused(&ade);
     assert!(said.contains(&format!("process {first}")), "{said}");
     fs::remove_file(&lock).expect("removed");
     let second = ade.serve();

@@ -12,7 +12,8 @@
 //! - A zombie is dead: it answers signal 0 and keeps its start tick, but it
 //!   will never write again.
 //! - Signals go through [`signal`] and nowhere else, and only to a process
-//!   whose identity was checked after a pidfd had pinned it.
+//!   whose identity was checked after a pidfd had pinned it. The one exception
+//!   names no process: [`cgroup::Cgroup::kill`], a cgroup of our own.
 //!
 //! What this module does not do: it starts no process, waits for none and
 //! reads no command line, so that nothing secret can leave through it.

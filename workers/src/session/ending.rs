@@ -5,6 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use ade_leases::process::cgroup::Folder;
 use ade_leases::process::{self, Signal};
 use ade_protocol::boot::MARK_ENV;
 use ade_protocol::frame::{Empty, Request, Response, SendResult, SendStatus, ToWorker, code};
@@ -362,7 +363,11 @@ impl Session {
         self.release_lease();
         if let Some(cgroup) = self.cgroup.take() {
             // Where this is too early, whoever removes the journal does it.
-            let _ = cgroup.remove();
+            if cgroup.remove().is_ok()
+                && let Some(folder) = Folder::of(&cgroup)
+            {
+                folder.remove();
+            }
         }
         for id in std::mem::take(&mut self.disposers) {
             self.respond(Response::ok(id, &()), Weight::Answers);

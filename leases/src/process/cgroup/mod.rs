@@ -28,6 +28,9 @@ use serde::{Deserialize, Serialize};
 use super::identity::{Pid, ProcessIdentity};
 use super::signals::{Signal, Target, signal};
 
+/// How often a folder that was removed is made again for one cgroup.
+const MAKE_TRIES: usize = 4;
+
 /// How deep cgroups are followed that a tree made below its own.
 const MAX_DEPTH: usize = 16;
 
@@ -121,14 +124,26 @@ impl Folder {
     /// It can't be made.
     pub fn make(&self, name: &str) -> io::Result<Cgroup> {
         let path = self.path.join(name);
-        match fs::create_dir(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                fs::create_dir(&self.path)?;
-                fs::create_dir(&path)?;
+        // Whoever removes the last cgroup in it may remove the folder in between.
+        for _ in 0..MAKE_TRIES {
+            match fs::create_dir(&path) {
+                Ok(()) => return Cgroup::open(&path),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
             }
-            made => made?,
+            match fs::create_dir(&self.path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
         }
-        Cgroup::open(&path)
+        Err(io::ErrorKind::NotFound.into())
+    }
+
+    /// The folder that a cgroup was made in.
+    #[must_use]
+    pub fn of(cgroup: &Cgroup) -> Option<Self> {
+        let path = cgroup.path.parent()?.to_owned();
+        Some(Self { path })
     }
 
     /// The names of the cgroups in it; none when the folder is not there.
