@@ -29,11 +29,17 @@ use crate::pool::Place;
 use crate::shared::Shared;
 use crate::spawn::Exit;
 use crate::state::{CardRow, SessionRow, TurnRow};
-use crate::sweep::{self, Survivor};
+use crate::sweep;
 use crate::turn::{Again, Failure};
 
 /// How long a worker may take to connect: its own pauses grow to one second.
 const CONNECT: Duration = Duration::from_secs(8);
+
+/// After so long a worker is late: its longest pause is over twice.
+const LATE: Duration = Duration::from_secs(2);
+
+/// Kind of the failure when something below it survives SIGKILL.
+const STUCK: &str = "stuck";
 
 /// How long it may take to answer `attach`.
 const ATTACH: Duration = Duration::from_secs(5);
@@ -120,13 +126,7 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
         cgroup: crate::cgroups::of(&entry),
         exit: watch_exit(identity),
     };
-    let worker = process.identity.clone();
-    let looked = tokio::task::spawn_blocking(move || sweep::stuck_below(&worker));
-    let stuck = looked.await.unwrap_or_default();
     let met = tokio::select! {
-        biased;
-        // It has told another broker, and comes to nobody any more.
-        met = std::future::ready(Err(cannot_end(&stuck))), if !stuck.is_empty() => met,
         () = cancel.cancelled() => Err(start::cancelled()),
         met = meet(&shared, &entry, &process, &mut connections, taken) => met,
     };
@@ -156,7 +156,7 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
             let timing = shared.config.worker_timing(&row.provider);
             let file = crate::providers::session_file(&shared.home, &row);
             Escort::new(&shared, process, timing, place, file)
-                .leaving(!stuck.is_empty())
+                .leaving(failure.kind == STUCK)
                 .await
                 .leave();
             let message = format!(
@@ -169,9 +169,20 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
     }
 }
 
-fn cannot_end(survivors: &[Survivor]) -> Failure {
-    let message = format!("{} survive SIGKILL", sweep::named(survivors));
-    Failure::new("takeover", ErrorCategory::Exited, message)
+/// Waits for the time in which a worker must have come. Gives earlier why it
+/// will not: it has told another broker what survives SIGKILL, and comes to
+/// nobody any more. Only a late worker is looked at: a look is a walk of all
+/// processes, and there may be hundreds of workers.
+async fn late(worker: ProcessIdentity) -> Option<Failure> {
+    tokio::time::sleep(LATE).await;
+    let looked = tokio::task::spawn_blocking(move || sweep::stuck_below(&worker));
+    let survivors = looked.await.unwrap_or_default();
+    if survivors.is_empty() {
+        tokio::time::sleep(CONNECT.saturating_sub(LATE)).await;
+        return None;
+    }
+    let message = format!("{} survive SIGKILL", sweep::named(&survivors));
+    Some(Failure::new(STUCK, ErrorCategory::Exited, message))
 }
 
 /// Waits for the worker and gives it the new fence.
@@ -183,13 +194,17 @@ async fn meet(
     taken: Seq,
 ) -> Result<(Box<Hello>, Link), Failure> {
     let mut exit = process.exit.clone();
+    let mut late = std::pin::pin!(late(process.identity.clone()));
     let connection = tokio::select! {
         biased;
         connection = connections.recv() => connection,
         _ = exit.wait_for(Option::is_some) => {
             return Err(super::figures::exited(&shared.home, process, None));
         }
-        () = tokio::time::sleep(CONNECT) => None,
+        stuck = &mut late => match stuck {
+            Some(failure) => return Err(failure),
+            None => None,
+        },
     };
     let Some(connection) = connection else {
         let message = format!(
