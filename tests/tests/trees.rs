@@ -336,6 +336,22 @@ fn j08_a_polite_host_gets_its_time_and_a_deaf_one_is_killed_and_ps_shows_the_sta
     }
 }
 
+/// A worker that is stopped hears nothing over its link. It is woken to end as
+/// politely as any other.
+#[test]
+fn a_stopped_worker_is_woken_and_its_host_gets_its_time() {
+    let (ade, mut rpc) = started(&agent(false, "", SHORT));
+    let chat = chat(&ade, &mut rpc);
+    let proof = ade.root().join("proof");
+    let manners = format!("clean-up 100 {}\n", proof.display());
+    let grown = grow(&ade, &mut rpc, &chat, &manners);
+    signal(grown.worker, Signal::SIGSTOP);
+    rpc.call("chat.stop", json!({"sessionId": chat}));
+    grown.wait_gone();
+    assert!(proof.exists(), "it was killed with its worker");
+    goes_on(&ade, &chat);
+}
+
 #[test]
 fn a_second_stop_jumps_ahead() {
     let long =

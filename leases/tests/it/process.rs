@@ -108,6 +108,23 @@ fn nobody_signals_himself_his_group_or_the_first_process() {
 }
 
 #[test]
+fn a_group_that_is_led_by_somebody_else_by_now_is_left_alone() {
+    let mut command = Command::new("sleep");
+    let live = Live(
+        command
+            .arg("60")
+            .process_group(0)
+            .spawn()
+            .expect("sleep starts"),
+    );
+    let mut former = identity(live.pid());
+    former.start_ticks += 1;
+    let sent = signal(&Target::Group(former), Signal::SIGKILL).expect("nobody was meant");
+    assert_eq!(sent, Sent::Gone);
+    assert_eq!(identity(live.pid()).liveness(), Liveness::Alive);
+}
+
+#[test]
 fn a_group_is_reached_after_its_leader_has_gone() {
     // The leader starts a member in its group and ends.
     let mut leader = Command::new("sh")
