@@ -13,6 +13,8 @@
 //! - no turn begins with a worker that is outdated: it is disposed of first;
 //! - after a user's abort, stop or interrupt was accepted nothing is sent for
 //!   that turn;
+//! - no start goes on for a turn that has ended: the message behind an abort
+//!   gets a fresh one and does not wait for a host that hangs in its own;
 //! - an input of another generation or another turn changes nothing;
 //! - every state but `Idle`, `Starting`, `Recovering`, `Attaching`, `Streaming` and
 //!   `AwaitingCard` has a deadline. Those end by an input: tasks that start a
@@ -323,6 +325,10 @@ pub enum Effect {
     /// Get a worker; answer with `WorkerReady` or `WorkerFailed`. A departing
     /// one must be gone first.
     Acquire,
+    /// Cancel the start or the takeover that is under way: nobody wants the
+    /// worker any more. One that only waits in the line for a place may go on
+    /// when another turn waits for a worker already.
+    CancelStart,
     /// Write the message to the worker.
     Send {
         /// The turn.

@@ -281,6 +281,7 @@ impl Actor {
     pub(super) async fn effect(&mut self, effect: Effect) {
         match effect {
             Effect::Acquire => self.acquire(),
+            Effect::CancelStart => self.give_up_start(),
             Effect::Send {
                 turn,
                 prompt,

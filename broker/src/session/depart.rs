@@ -21,7 +21,7 @@ use crate::clock;
 use crate::link::{Link, LinkIn};
 use crate::spawn::Exit;
 use crate::sweep::{self, Survivor};
-use crate::turn::{Failure, Input};
+use crate::turn::{Failure, Input, State};
 
 /// Operation of the error that a worker reports when something below it
 /// survives SIGKILL.
@@ -114,10 +114,22 @@ impl Actor {
         }
     }
 
+    /// Cancels a start. What it has begun is seen off by its ladder, and until
+    /// that is done no other one begins.
     fn cancel_start(&mut self) {
         if let Some(starting) = self.starting.take() {
             starting.cancel.cancel();
             self.cancelled_starts += 1;
+        }
+    }
+
+    /// Cancels a start that the turn it was for does not want any more. One that
+    /// has not begun anything yet keeps its place in the line for a message that
+    /// waits: there is nothing in it that could hang.
+    pub(super) fn give_up_start(&mut self) {
+        let in_line = (self.starting.as_ref()).is_some_and(|starting| starting.place > 0);
+        if !in_line || self.machine.state() != State::Starting {
+            self.cancel_start();
         }
     }
 

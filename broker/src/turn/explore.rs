@@ -233,12 +233,13 @@ impl World {
             Letter::Ready => {
                 if self.waits_for_worker() {
                     self.generation += 1;
-                    self.ledger.worker = true;
+                    (self.ledger.worker, self.ledger.starting) = (true, false);
                     self.on(Input::WorkerReady(Generation(self.generation)));
                 }
             }
             Letter::NoWorker => {
                 if self.waits_for_worker() {
+                    self.ledger.starting = false;
                     self.on(Input::WorkerFailed(failed("start", ErrorCategory::Exited)));
                 }
             }
@@ -261,6 +262,7 @@ impl World {
                 if self.waits_for_worker() {
                     let kind = crate::classify::AGENT_NOT_FOUND;
                     let failure = failed(kind, ErrorCategory::NotFound);
+                    self.ledger.starting = false;
                     self.on(Input::WorkerFailed(failure));
                 }
             }
@@ -392,6 +394,12 @@ impl World {
         let running = self.machine.turn();
         let idle = self.machine.state() == State::Idle;
         assert_eq!(idle, running.is_none(), "idle exactly when nothing runs");
+        // Without this an abort would leave the next message to a start that may hang.
+        assert_eq!(
+            self.ledger.starting,
+            self.waits_for_worker(),
+            "a worker is being had exactly while a turn waits for one"
+        );
         let waits = self.machine.queued() > 0 && !self.machine.is_held();
         assert!(!idle || !waits, "a message waits for nothing");
         for (turn, message) in &self.ledger.messages {

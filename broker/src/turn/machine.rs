@@ -249,7 +249,12 @@ impl Machine {
             return;
         };
         match self.state {
-            State::Starting => self.finish_interrupted(now, out),
+            State::Starting => {
+                // Nothing went to the worker yet. It may hang in its start, and
+                // what comes next is not to wait for that.
+                out.push(Effect::CancelStart);
+                self.finish_interrupted(now, out);
+            }
             State::AwaitingFirstEvent | State::Streaming | State::AwaitingCard => {
                 // In this order: a host that hears the denial first would go
                 // on with the turn.

@@ -255,3 +255,34 @@ fn the_queue_has_a_bound_and_a_late_steer_belongs_to_no_turn() {
     }
     assert!(!rig.machine.has_room());
 }
+
+/// Nothing was sent yet, so the start is cancelled, and what comes next asks for
+/// one of its own behind that.
+#[test]
+fn a_turn_that_ends_while_its_worker_starts_takes_the_start_with_it() {
+    let ends = [
+        Input::Abort,
+        interrupt("n", Interrupt::Replace),
+        interrupt("n", Interrupt::Continue),
+    ];
+    for end in ends {
+        let mut rig = Rig::new();
+        rig.on(send("a"));
+        rig.on(send("b"));
+        let effects = rig.on(end.clone());
+        let at = |wanted: &Effect| effects.iter().position(|effect| effect == wanted);
+        let (cancelled, another) = (at(&Effect::CancelStart), at(&Effect::Acquire));
+        assert!(cancelled.is_some() && cancelled < another, "{effects:?}");
+        assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
+        let next = if end == Input::Abort { "b" } else { "n" };
+        assert_eq!(rig.machine.turn(), Some(&id(next)));
+        rig.ready();
+        assert_eq!((rig.sends("a"), rig.sends(next)), (0, 1));
+    }
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    let effects = rig.on(Input::Abort);
+    assert!(effects.contains(&Effect::CancelStart), "{effects:?}");
+    assert_eq!(rig.machine.state(), State::Idle);
+    assert!(rig.on(send("b")).contains(&Effect::Acquire));
+}

@@ -29,6 +29,8 @@ pub(super) struct Ledger {
     pub(super) outdated: bool,
     /// A worker is in use.
     pub(super) worker: bool,
+    /// A worker is being had.
+    pub(super) starting: bool,
     /// What the agent can do.
     pub(super) recovery: Recovery,
 }
@@ -91,8 +93,21 @@ impl Ledger {
                 assert!(self.of(turn).ends == 0);
             }
             Effect::Arm { rotate, again } => self.armed(*rotate, *again),
-            Effect::Acquire => assert!(!self.worker, "two generations at once"),
-            Effect::Poison | Effect::Dispose => (self.worker, self.outdated) = (false, false),
+            Effect::Acquire => {
+                assert!(!self.worker, "two generations at once");
+                assert!(
+                    !self.starting,
+                    "it goes on with a start that was for another"
+                );
+                self.starting = true;
+            }
+            Effect::CancelStart => {
+                assert!(self.starting, "nothing is being started");
+                self.starting = false;
+            }
+            Effect::Poison | Effect::Dispose => {
+                (self.worker, self.outdated, self.starting) = (false, false, false);
+            }
             Effect::Withdraw(_) => {}
         }
         assert!(
