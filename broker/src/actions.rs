@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ade_protocol::action::{
     ACTIONS, BrokerStatus, CardAnswer, CardAnswered, ChatAbort, ChatCompact, ChatCreate,
     ChatInterrupt, ChatModel, ChatPermission, ChatQueueCancel, ChatQueueEdit, ChatRef, ChatSend,
-    ChatShow, ChatShown, ChatSteer, ChatThinking, Nothing, ProviderList, Role, SessionInfo,
-    SessionList, name,
+    ChatShow, ChatShown, ChatSteer, ChatThinking, Nothing, ProviderList, SessionInfo, SessionList,
+    name,
 };
 use ade_protocol::rpc::{self, RpcError, RuntimeInfo};
 use ade_protocol::{SessionId, exit};
@@ -17,6 +17,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::manager::Manager;
+use crate::roles::Standing;
 use crate::session::{Ask, Command, QueueAsk};
 use crate::transcript;
 
@@ -28,7 +29,7 @@ pub struct Caller {
     /// Name for other people ("answered by …").
     pub name: String,
     /// What it may do.
-    pub role: Role,
+    pub standing: Standing,
 }
 
 /// What the broker is, for `broker.status`.
@@ -88,11 +89,12 @@ pub async fn call(
         }
         .hint("`ade actions list` names them all"));
     };
-    if caller.role < spec.role {
-        tracing::warn!(action, client = caller.name, role = ?caller.role, "denied");
+    let role = caller.standing.role;
+    if role < spec.role {
+        tracing::warn!(action, client = caller.name, ?role, "denied");
         let message = format!(
             "{action} needs the role {:?}; this connection has {:?}",
-            spec.role, caller.role
+            spec.role, role
         );
         return Err(RpcError::failed(
             "denied",
@@ -101,11 +103,15 @@ pub async fn call(
         ));
     }
     match action {
-        name::CHAT_CREATE => answer(
-            &manager
-                .create(arguments_of::<ChatCreate>(arguments)?)
-                .await?,
-        ),
+        name::CHAT_CREATE => {
+            let request: ChatCreate = arguments_of(arguments)?;
+            let may = caller.standing.may_create(manager, request.permission);
+            if let Err(refused) = may {
+                tracing::warn!(action, client = caller.name, ?role, "denied");
+                return Err(refused);
+            }
+            answer(&manager.create(request).await?)
+        }
         name::CHAT_SHOW => answer(&show(manager, &arguments_of(arguments)?).await?),
         name::CHAT_STOP => {
             let ChatRef { session_id } = arguments_of(arguments)?;

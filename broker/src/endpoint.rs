@@ -11,10 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ade_protocol::action::{
-    ACTIONS, ACTIONS_CALL, ACTIONS_LIST, ActionInfo, ActionSpec, CallParams, PING, Role, SUBSCRIBE,
+    ACTIONS, ACTIONS_CALL, ACTIONS_LIST, ActionInfo, ActionSpec, CallParams, PING, SUBSCRIBE,
     SubscribeParams, Subscribed, UNSUBSCRIBE, UnsubscribeParams,
 };
-use ade_protocol::boot::MARK_ENV;
 use ade_protocol::codec::{self, Line, LineCodec};
 use ade_protocol::rpc::{
     self, Call, InitializeParams, InitializeResult, RpcError, error_line, result_line,
@@ -34,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use crate::actions::{self, About, Caller};
 use crate::link;
 use crate::manager::Manager;
-use crate::platform;
+use crate::roles::{self, Standing};
 use crate::socket::Peer;
 use crate::subscription;
 
@@ -53,7 +52,7 @@ const SUBSCRIPTIONS: usize = 256;
 struct Client {
     manager: Arc<Manager>,
     about: Arc<About>,
-    role: Role,
+    standing: Standing,
     name: Mutex<Option<String>>,
     open_ids: Mutex<HashSet<String>>,
     subscriptions: Mutex<HashMap<u64, CancellationToken>>,
@@ -63,7 +62,7 @@ struct Client {
 
 /// Serves one connection to its end.
 pub async fn serve(stream: UnixStream, peer: Peer, manager: Arc<Manager>, about: Arc<About>) {
-    let role = role(&manager, peer);
+    let standing = roles::of(&manager, peer);
     let (reader, writer) = stream.into_split();
     let (out, out_rx) = mpsc::channel(WRITE_QUEUE);
     let writing = tokio::spawn(link::write(writer, out_rx));
@@ -71,7 +70,7 @@ pub async fn serve(stream: UnixStream, peer: Peer, manager: Arc<Manager>, about:
     let client = Arc::new(Client {
         manager,
         about: Arc::clone(&about),
-        role,
+        standing,
         name: Mutex::new(None),
         open_ids: Mutex::default(),
         subscriptions: Mutex::default(),
@@ -148,46 +147,6 @@ pub async fn refuse(stream: UnixStream, most: usize) {
     let _ = tokio::time::timeout(PATIENCE, writer.write_all(line.as_bytes())).await;
 }
 
-/// The trusted role: the user who owns ADE_HOME may do everything; what runs
-/// below one of our workers is an agent, whatever it says of itself. It is
-/// recognised by the process tree, and by the mark for what lost its place in
-/// it. When in doubt it is an agent.
-fn role(manager: &Manager, peer: Peer) -> Role {
-    let Some(pid) = peer.pid else {
-        return Role::Agent;
-    };
-    if pid == 0 {
-        // Workers, and what is below them, live in our pid namespace or in one
-        // below it, where each process has a pid for us.
-        return Role::Cto;
-    }
-    if platform::started_with(pid, MARK_ENV) != Some(false) {
-        return Role::Agent;
-    }
-    let Ok(table) = ade_leases::process::table() else {
-        return Role::Agent;
-    };
-    let parents: HashMap<i32, i32> = table
-        .iter()
-        .map(|entry| (entry.pid.get(), entry.ppid))
-        .collect();
-    // We are the subreaper of what workers leave: our own tree is theirs too.
-    let mut above = manager.shared().registry.pids();
-    above.extend(i32::try_from(std::process::id()));
-    let mut current = pid;
-    // The bound guards against a table that changed while it was read.
-    for _ in 0..256 {
-        if above.contains(&current) {
-            return Role::Agent;
-        }
-        match parents.get(&current) {
-            Some(parent) if *parent > 0 => current = *parent,
-            _ => return Role::Cto,
-        }
-    }
-    Role::Agent
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -255,7 +214,7 @@ impl Client {
                 } = params(call)?;
                 let caller = Caller {
                     name,
-                    role: self.role,
+                    standing: self.standing.clone(),
                 };
                 let result =
                     actions::call(&self.manager, &self.about, &caller, &action, arguments).await?;
@@ -294,7 +253,7 @@ impl Client {
             name
         });
         let mut runtime_info = self.about.runtime.clone();
-        runtime_info.default_role = format!("{:?}", self.role).to_lowercase();
+        runtime_info.default_role = format!("{:?}", self.standing.role).to_lowercase();
         Ok(InitializeResult {
             protocol_version: PROTOCOL_VERSION,
             runtime_info,

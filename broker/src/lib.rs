@@ -51,4 +51,5 @@ mod serve;
 pub use serve::{ServeError, ServeOptions, serve};
 mod files;
 mod platform;
+pub mod roles;
 mod wanted;

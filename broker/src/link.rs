@@ -10,7 +10,7 @@
 //! of the socket's own buffer that it came in: it is checked and not copied.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Mutex, PoisonError};
@@ -19,7 +19,7 @@ use std::time::Duration;
 use ade_protocol::codec::{self, Line, LineCodec};
 use ade_protocol::frame::{FrameFault, FromWorker, Header, Hello, Known, ToWorker};
 use ade_protocol::limits::MAX_MALFORMED_IN_A_ROW;
-use ade_protocol::{Seq, TurnId, WorkerId};
+use ade_protocol::{Seq, SessionId, TurnId, WorkerId};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures_util::StreamExt;
 use serde_json::value::RawValue;
@@ -375,7 +375,7 @@ enum Admitted {
 struct Expected {
     token_hash: String,
     /// Known once it was spawned.
-    pid: Option<i32>,
+    process: Option<(i32, SessionId)>,
     tx: mpsc::Sender<Connection>,
 }
 
@@ -402,30 +402,30 @@ impl Registry {
     /// The same for a worker of which only the token's hash is known.
     pub fn expect_hash(&self, id: &WorkerId, token_hash: String) -> mpsc::Receiver<Connection> {
         let (tx, rx) = mpsc::channel(1);
-        let pid = None;
         let expected = Expected {
             token_hash,
-            pid,
+            process: None,
             tx,
         };
         self.map().insert(id.clone(), expected);
         rx
     }
 
-    /// Notes the pid of a worker. Before `attach` it starts nothing, so nothing
-    /// below it can be here earlier than this.
-    pub fn set_pid(&self, id: &WorkerId, pid: i32) {
+    /// Notes the pid of a worker and the chat that it serves. Before `attach` it
+    /// starts nothing, so nothing below it can be here earlier than this.
+    pub fn set_process(&self, id: &WorkerId, pid: i32, session: &SessionId) {
         if let Some(expected) = self.map().get_mut(id) {
-            expected.pid = Some(pid);
+            expected.process = Some((pid, session.clone()));
         }
     }
 
-    /// Pids of all workers from their start until their tree is dead.
+    /// Pids of all workers from their start until their tree is dead, each with
+    /// its chat.
     #[must_use]
-    pub fn pids(&self) -> HashSet<i32> {
+    pub fn processes(&self) -> HashMap<i32, SessionId> {
         self.map()
             .values()
-            .filter_map(|expected| expected.pid)
+            .filter_map(|expected| expected.process.clone())
             .collect()
     }
 

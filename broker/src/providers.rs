@@ -34,6 +34,7 @@ use ade_protocol::frame::{Init, Package, SessionChoice, Store};
 
 pub use node::Version;
 pub use pi::{PiBlocker, PiInstall};
+pub(crate) use policy::is_no_looser;
 pub use policy::{LaunchSpec, ToolPolicy, tool_policy};
 pub use unpack::{HostFiles, unpack_host};
 

@@ -34,8 +34,8 @@ pub use views::{
 pub enum Role {
     /// Reads only.
     Observer,
-    /// An agent's own process tree: may talk, but answers no cards and stops
-    /// nothing.
+    /// An agent's own process tree: may talk, but answers no cards, stops nothing
+    /// and makes no chat that does more without asking than its own.
     Agent,
     /// The user who owns ADE_HOME.
     Cto,

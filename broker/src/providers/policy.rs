@@ -53,9 +53,42 @@ pub fn tool_policy(mode: PermissionMode) -> ToolPolicy {
     }
 }
 
+/// Whether a mode does nothing without a card that the other one does not do
+/// without one too.
+#[must_use]
+pub(crate) fn is_no_looser(mode: PermissionMode, than: PermissionMode) -> bool {
+    let (this, other) = (tool_policy(mode), tool_policy(than));
+    let free = |policy: &ToolPolicy, tool: &String| {
+        policy.tools.contains(tool) && !policy.approval.contains(tool)
+    };
+    let tools_fit = (this.tools.iter())
+        .filter(|tool| free(&this, tool))
+        .all(|tool| free(&other, tool));
+    tools_fit && (other.extensions || !this.extensions)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mode_is_looser_by_what_it_does_without_a_card() {
+        use PermissionMode::{Default, Edit, FullAuto, Plan};
+        let all = [Plan, Default, Edit, FullAuto];
+        // Of each: those that are no looser.
+        let table: [(PermissionMode, &[PermissionMode]); 4] = [
+            (Plan, &[Plan, Default]),
+            (Default, &[Plan, Default]),
+            (Edit, &[Plan, Default, Edit]),
+            (FullAuto, &all),
+        ];
+        for (own, allowed) in table {
+            for mode in all {
+                let fits = allowed.contains(&mode);
+                assert_eq!(is_no_looser(mode, own), fits, "{mode:?} of {own:?}");
+            }
+        }
+    }
 
     #[test]
     fn a_mode_without_cards_has_no_shell_unless_it_says_everything() {

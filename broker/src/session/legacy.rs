@@ -90,9 +90,11 @@ impl Actor {
             .shared
             .registry
             .expect_hash(&entry.worker_id, entry.token_hash.clone());
-        self.shared
-            .registry
-            .set_pid(&entry.worker_id, identity.pid.get());
+        self.shared.registry.set_process(
+            &entry.worker_id,
+            identity.pid.get(),
+            &self.row.session_id,
+        );
         self.take_over_cards(cards, told);
         self.epoch += 1;
         let cancel = CancellationToken::new();

@@ -262,7 +262,9 @@ async fn spawn(plan: &Plan, launch: &Launch) -> Result<Spawned, Failure> {
     };
     match shared.spawner.spawn(spec).await {
         Ok(spawned) => {
-            shared.registry.set_pid(&worker_id, spawned.pid);
+            shared
+                .registry
+                .set_process(&worker_id, spawned.pid, &session);
             Ok(Spawned {
                 generation,
                 process: Process {
