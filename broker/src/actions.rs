@@ -10,7 +10,7 @@ use ade_protocol::action::{
     name,
 };
 use ade_protocol::rpc::{self, RpcError, RuntimeInfo};
-use ade_protocol::{SessionId, exit};
+use ade_protocol::{Seq, SessionId, exit};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -314,8 +314,11 @@ async fn show(manager: &Manager, request: &ChatShow) -> Result<ChatShown, RpcErr
     let path = manager.shared().home.transcript(&request.session_id);
     let after = request.after;
     let limit = request.limit.clamp(1, 10_000);
-    let read =
-        tokio::task::spawn_blocking(move || transcript::read_after(&path, after, SHOW_BYTES));
+    let head = manager.shared().hub.head(&request.session_id);
+    let until = head.unwrap_or(Seq(u64::MAX));
+    let read = tokio::task::spawn_blocking(move || {
+        transcript::read_on(&path, None, after, until, SHOW_BYTES)
+    });
     let failed = |why: String| RpcError::failed("transcript", exit::FAILED, why);
     let page = read
         .await

@@ -219,12 +219,25 @@ impl Hub {
         }
     }
 
+    /// Notes where the transcript of a session ends, before anything of it is
+    /// written or published.
+    pub fn begin(&self, session: &SessionId, head: Seq) {
+        lock(&self.heads).insert(session.clone(), head);
+    }
+
+    /// The last event of a session that is committed. `None`: nobody writes
+    /// this session, so all that its file holds is.
+    #[must_use]
+    pub fn head(&self, session: &SessionId) -> Option<Seq> {
+        lock(&self.heads).get(session).copied()
+    }
+
     /// Forgets a session.
     pub fn forget(&self, session: &SessionId) {
         lock(&self.heads).remove(session);
     }
 
-    /// Ends the transcript reading of a subscriber that has sent everything up
+    /// Ends the transcript reading of a subscriber that has read everything up
     /// to `sent`. False when more was written meanwhile: it must read on.
     #[must_use]
     pub fn resume(&self, subscriber: &Subscriber, session: &SessionId, sent: Seq) -> bool {

@@ -132,6 +132,26 @@ impl Link {
     }
 }
 
+#[cfg(test)]
+impl Link {
+    /// A link, and the worker's end of it.
+    pub(crate) fn pair() -> (Self, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let (reader, writer) = ours.into_split();
+        let (outgoing, out_rx) = mpsc::channel(OUT_QUEUE);
+        tokio::spawn(write(writer, out_rx));
+        let incoming = Incoming {
+            buffer: BytesMut::new(),
+            reader,
+            codec: LineCodec::default(),
+            held: None,
+            malformed: 0,
+            ended: false,
+        };
+        (Self { incoming, outgoing }, theirs)
+    }
+}
+
 /// The reading side of a connection.
 #[derive(Debug)]
 pub struct Incoming {

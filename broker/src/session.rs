@@ -39,6 +39,9 @@ mod start;
 mod view;
 mod worker;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use ade_protocol::action::{

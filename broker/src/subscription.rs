@@ -132,8 +132,11 @@ impl Feed {
         let mut next = None;
         loop {
             let (path, after) = (path.clone(), self.sent);
-            let read =
-                tokio::task::spawn_blocking(move || transcript::read_on(&path, next, after, CHUNK));
+            let until = self.manager.shared().hub.head(&session);
+            let last = until.unwrap_or(Seq(u64::MAX));
+            let read = tokio::task::spawn_blocking(move || {
+                transcript::read_on(&path, next, after, last, CHUNK)
+            });
             let page = match read.await {
                 Ok(Ok(page)) => page,
                 Ok(Err(error)) => {
@@ -155,13 +158,11 @@ impl Feed {
                     send(out, lines).await?;
                 }
             }
-            if page.reached_end
-                && self
-                    .manager
-                    .shared()
-                    .hub
-                    .resume(&self.subscriber, &session, self.sent)
-            {
+            // What the file lacks of the committed events is damaged, and does
+            // not come by being waited for.
+            let read = until.map_or(self.sent, |until| until.max(self.sent));
+            let hub = &self.manager.shared().hub;
+            if page.reached_end && hub.resume(&self.subscriber, &session, read) {
                 break;
             }
         }

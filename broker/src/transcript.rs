@@ -127,6 +127,9 @@ pub struct Transcript {
     /// Opened by the first commit, so that a session at rest costs no descriptor.
     file: Option<File>,
     length: u64,
+    /// A write that failed could not be taken back: what stands behind `length`
+    /// goes before anything else is written.
+    excess: bool,
     /// The last line has no end of its own.
     torn: bool,
     damaged: u64,
@@ -154,6 +157,7 @@ impl Transcript {
             prefix: format!("{{\"sessionId\":{id},\"sequence\":"),
             file: None,
             length: end.length,
+            excess: false,
             torn: end.torn,
             damaged: end.damaged,
             staged_head: end.head.clone(),
@@ -309,7 +313,15 @@ impl Transcript {
                 let mut options = OpenOptions::new();
                 options.append(true).create(true);
                 let file = files::open_private(&self.path, &mut options)?;
-                self.length = file.metadata()?.len();
+                let length = file.metadata()?.len();
+                if self.excess && length > self.length {
+                    // Whole lines may be among it, whose numbers are given out
+                    // again now.
+                    file.set_len(self.length)?;
+                } else {
+                    self.length = length;
+                }
+                self.excess = false;
                 closed.insert(file)
             }
         };
@@ -320,8 +332,7 @@ impl Transcript {
                 Ok(())
             }
             Err(error) => {
-                // Our own half line goes. If it cannot, it is a torn line.
-                self.torn = file.set_len(self.length).is_err() || self.torn;
+                self.excess = file.set_len(self.length).is_err();
                 self.file = None;
                 Err(error)
             }

@@ -3,10 +3,11 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use ade_tests::ade::{Ade, report};
+use ade_tests::disk::Disk;
 use ade_tests::rpc::{Rpc, text_of};
 use ade_tests::turns::{dones, ended, of_turn, of_type};
 use ade_tests::wait::{wait_true, wait_until};
@@ -225,53 +226,6 @@ fn no_process_more_fails_the_one_and_no_other() {
 }
 
 // ---- the disk
-
-/// A small disk of its own.
-struct Disk {
-    path: PathBuf,
-}
-
-impl Disk {
-    fn mount(path: &Path, size: &str) -> Self {
-        fs::create_dir_all(path).expect("a folder");
-        let options = format!("size={size},mode=700");
-        let mut mount = Command::new("mount");
-        mount
-            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
-            .arg(path);
-        assert!(mount.status().expect("mount").success());
-        Self {
-            path: path.to_owned(),
-        }
-    }
-
-    fn filler(&self) -> PathBuf {
-        self.path.join("filler")
-    }
-
-    /// Takes all the room that is left.
-    fn fill(&self) {
-        use std::io::Write;
-        let mut file = fs::File::options()
-            .create(true)
-            .append(true)
-            .open(self.filler())
-            .expect("a file");
-        for size in [65_536, 4096, 512, 1] {
-            while file.write_all(&vec![0; size]).is_ok() {}
-        }
-    }
-
-    fn make_room(&self) {
-        fs::remove_file(self.filler()).expect("the filler");
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.path).status();
-    }
-}
 
 /// Every line of a transcript is whole, and the sequences have no gap.
 fn whole(ade: &Ade, chat: &str) -> Vec<Value> {

@@ -89,6 +89,9 @@ impl Actor {
     ) -> Result<(Self, watch::Receiver<Arc<View>>), TranscriptError> {
         let path = shared.home.transcript(&row.session_id);
         let transcript = Transcript::open(&path, row.session_id.clone())?;
+        shared
+            .hub
+            .begin(&row.session_id, transcript.last_sequence());
         let first_event = row.first_event_ms.map(Duration::from_millis);
         let rules = shared.config.turn_rules(&row.provider, first_event);
         let (last_status, last_error) = (row.last_status, row.last_error.clone());

@@ -16,6 +16,9 @@ use super::{MAX_ENVELOPE, Place, TranscriptError};
 /// A piece this small is read line by line.
 const SMALL: u64 = 64 * 1024;
 
+/// As the last event: all that the file holds.
+const ALL: Seq = Seq(u64::MAX);
+
 /// Most bytes that are made room for before a line is read.
 const USUAL: usize = 64 * 1024;
 
@@ -25,7 +28,7 @@ pub struct Page {
     /// Envelopes with their numbers, in order; each is UTF-8 and whole JSON,
     /// without a line end.
     pub events: Vec<(Seq, Bytes)>,
-    /// Nothing came after the last of them.
+    /// Nothing came after the last of them that may be read.
     pub reached_end: bool,
     /// Where the next line begins, for [`read_on`].
     pub next: u64,
@@ -36,14 +39,21 @@ pub struct Page {
 /// The events after `after`: about `max_bytes` of them, and one at least if
 /// there is one. A transcript that does not exist is empty. Blocks.
 ///
+/// For a transcript that nobody writes meanwhile: what stands behind the last
+/// committed event may be taken back, see [`read_on`].
+///
 /// # Errors
 /// [`TranscriptError::Read`].
 pub fn read_after(path: &Path, after: Seq, max_bytes: usize) -> Result<Page, TranscriptError> {
-    read_on(path, None, after, max_bytes)
+    read_on(path, None, after, ALL, max_bytes)
 }
 
 /// The same from where another page ended, whose last event was `after`:
 /// committed lines do not move, so nothing has to be looked for.
+///
+/// No event after `until` is given out: it is the last one that was committed
+/// before this call. What follows it in the file is being written, and is taken
+/// back when there is no room for all of it.
 ///
 /// # Errors
 /// [`TranscriptError::Read`].
@@ -51,6 +61,7 @@ pub fn read_on(
     path: &Path,
     next: Option<u64>,
     after: Seq,
+    until: Seq,
     max_bytes: usize,
 ) -> Result<Page, TranscriptError> {
     let read = |source| TranscriptError::Read {
@@ -58,7 +69,7 @@ pub fn read_on(
         source,
     };
     match File::open(path) {
-        Ok(file) => page(&file, next, after, max_bytes).map_err(read),
+        Ok(file) => page(&file, next, (after, until), max_bytes).map_err(read),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Page {
             reached_end: true,
             ..Page::default()
@@ -67,7 +78,12 @@ pub fn read_on(
     }
 }
 
-fn page(file: &File, next: Option<u64>, after: Seq, max_bytes: usize) -> io::Result<Page> {
+fn page(
+    file: &File,
+    next: Option<u64>,
+    (after, until): (Seq, Seq),
+    max_bytes: usize,
+) -> io::Result<Page> {
     // What is appended from now on belongs to the next page.
     let length = file.metadata()?.len();
     let start = match next {
@@ -81,6 +97,10 @@ fn page(file: &File, next: Option<u64>, after: Seq, max_bytes: usize) -> io::Res
     loop {
         match lines.next()? {
             None => {
+                page.reached_end = true;
+                return Ok(page);
+            }
+            Some(Entry::Whole(sequence, _)) if sequence > until => {
                 page.reached_end = true;
                 return Ok(page);
             }

@@ -152,6 +152,38 @@ fn a_write_that_fails_is_taken_back_with_its_numbers() {
 }
 
 #[test]
+fn what_is_not_committed_is_not_read_and_goes_before_the_next_write() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("t.jsonl");
+    let mut transcript = open(&path);
+    fill(&mut transcript, 3, 10);
+    // The batch cannot be written, and what is written of it cannot be taken
+    // back: this descriptor allows neither.
+    transcript.file = Some(File::open(&path).unwrap());
+    let (_, line) = transcript.stage(WHEN, None, origin(1, 4), b"\"lost\"");
+    let lost = line.to_vec();
+    transcript.commit().unwrap_err();
+    let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+    file.write_all(&[&lost[..], b"\n", &lost[..20]].concat())
+        .unwrap();
+    let head = transcript.last_sequence();
+    for after in 0..5 {
+        let page = read_on(&path, None, Seq(after), head, usize::MAX).unwrap();
+        assert_eq!(numbers(&page), (after + 1..=3).collect::<Vec<_>>());
+        assert!(page.reached_end);
+    }
+    let first = read_on(&path, None, Seq(0), head, usize::MAX).unwrap();
+    transcript.stage(WHEN, None, origin(1, 4), b"\"kept\"");
+    transcript.commit().unwrap();
+    let next = read_on(&path, Some(first.next), Seq(3), Seq(4), usize::MAX).unwrap();
+    let all = read_after(&path, Seq(0), usize::MAX).unwrap();
+    assert_eq!((numbers(&all), all.damaged), (vec![1, 2, 3, 4], 0));
+    for page in [next, all] {
+        assert!(page.events.last().unwrap().1.ends_with(b"\"kept\"}"));
+    }
+}
+
+#[test]
 fn c01_a_torn_tail_costs_itself_only() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("t.jsonl");
@@ -204,7 +236,7 @@ fn pages_join_without_gap_or_double() {
     let (mut seen, mut next) = (Vec::new(), None);
     loop {
         let last = Seq(seen.last().copied().unwrap_or(0));
-        let page = read_on(&path, next, last, 5_000).unwrap();
+        let page = read_on(&path, next, last, Seq(u64::MAX), 5_000).unwrap();
         // Every other time the place is looked for again.
         next = next.is_none().then_some(page.next);
         assert!(page.events.len() <= 30);
@@ -315,7 +347,7 @@ proptest! {
         // In pieces, each from where the last one ended.
         let (mut read, mut next, mut last) = (Vec::new(), None, Seq(after));
         loop {
-            let page = read_on(&path, next, last, max).unwrap();
+            let page = read_on(&path, next, last, Seq(u64::MAX), max).unwrap();
             last = page.events.last().map_or(last, |(sequence, _)| *sequence);
             next = Some(page.next);
             read.extend(page.events);
