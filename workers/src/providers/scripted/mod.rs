@@ -388,6 +388,22 @@ impl Host {
         }
     }
 
+    /// Waits for one thing to arrive and handles it. `Some`: the running turn is
+    /// to end.
+    fn arrival(&mut self) -> Option<Stop> {
+        let stop = self.running.as_ref().and_then(|running| running.stop);
+        if stop.is_some() {
+            return stop;
+        }
+        match self.input.recv() {
+            Ok(Input::Frame(frame)) => {
+                self.on(*frame);
+            }
+            Ok(Input::End) | Err(_) => self.input_ended(None),
+        }
+        self.running.as_ref().and_then(|running| running.stop)
+    }
+
     /// Handles what is there already.
     fn poll(&mut self) -> Option<Stop> {
         loop {

@@ -450,7 +450,7 @@ impl Host {
             {
                 return Ok(self.answers.swap_remove(index));
             }
-            if let Some(stop) = self.pause(Some(Duration::from_millis(20))) {
+            if let Some(stop) = self.arrival() {
                 return Err(stop);
             }
         }
