@@ -13,6 +13,7 @@
 //! - every turn ends with exactly one `done`.
 
 pub mod actions;
+pub mod ancestry;
 pub mod budget;
 pub mod cards;
 pub mod cgroups;

@@ -39,7 +39,7 @@ use crate::shared::Shared;
 use crate::socket::{self, BoundSocket, SocketError};
 use crate::spawn::{SpawnError, Spawner};
 use crate::state::{State, StateError, StateHandle};
-use crate::{clock, endpoint, leftovers, limits, sweep, takeover, unknown};
+use crate::{ancestry, clock, endpoint, journal, leftovers, limits, sweep, takeover, unknown};
 
 /// How long all sessions may take to stop. The escort of each has bounds of its
 /// own; this one only guards the broker's end.
@@ -125,6 +125,13 @@ pub enum ServeError {
         /// The home.
         home: PathBuf,
     },
+    /// A broker would end with the chat that it lives in.
+    #[error(
+        "a broker must not live inside a chat of its own: this process was started by the agent \
+         of {} (worker {})",
+        .0.session_id, .0.worker_id
+    )]
+    InsideChat(Box<journal::Entry>),
     /// The signals of the process cannot be watched.
     #[error("the broker cannot watch its signals")]
     Signals(#[source] std::io::Error),
@@ -140,9 +147,11 @@ impl ServeError {
             Self::Config(error) => error.exit_code(),
             Self::State(error) => error.exit_code(),
             Self::Socket(error) => error.exit_code(),
-            Self::Spawn(_) | Self::Signals(_) | Self::Leftovers(_) | Self::HomeGone { .. } => {
-                exit::FAILED
-            }
+            Self::Spawn(_)
+            | Self::Signals(_)
+            | Self::Leftovers(_)
+            | Self::InsideChat(_)
+            | Self::HomeGone { .. } => exit::FAILED,
         }
     }
 
@@ -159,6 +168,7 @@ impl ServeError {
             Self::Socket(_) => "socket",
             Self::Spawn(_) => "spawn",
             Self::HomeGone { .. } => "home_gone",
+            Self::InsideChat(_) => "inside_chat",
             Self::Signals(_) => "signals",
         }
     }
@@ -173,6 +183,9 @@ impl ServeError {
             Self::State(error) => error.hints(),
             Self::Socket(error) => error.hints(),
             Self::Spawn(error) => error.hints(),
+            Self::InsideChat(_) => {
+                vec!["any `ade` command in a terminal of yours starts one that stays".to_owned()]
+            }
             Self::Signals(_) | Self::Leftovers(_) | Self::HomeGone { .. } => Vec::new(),
         }
     }
@@ -184,6 +197,11 @@ impl ServeError {
 /// Why it did not start.
 pub async fn serve(options: ServeOptions) -> Result<(), ServeError> {
     let home = Home::at(options.home.clone(), options.socket.clone())?.prepare()?;
+    match ancestry::worker_above(&home) {
+        Ok(None) => {}
+        Ok(Some(worker)) => return Err(ServeError::InsideChat(Box::new(worker))),
+        Err(error) => tracing::warn!(%error, "whether a chat is above was not found out"),
+    }
     let config = Config::load(&home, |name| std::env::var_os(name))?;
     let mut lock = take_lock(&home, &options).await?;
     see_predecessor_off(&home).await?;

@@ -248,6 +248,12 @@ impl Cgroup {
             .collect())
     }
 
+    /// Whether the calling process is in it or below it.
+    #[must_use]
+    pub fn holds_us(&self) -> bool {
+        self.pids().is_ok_and(|pids| pids.contains(&Pid::own()))
+    }
+
     /// Sends SIGKILL to everything in it and below it, in one step where the
     /// kernel can (Linux 5.14), except to ourselves.
     ///

@@ -1,0 +1,90 @@
+//! A broker that was started inside a chat would end with it, and take every
+//! other chat along: none starts there.
+
+use std::fs;
+
+use ade_leases::process::Signal;
+use ade_tests::ade::{Ade, executable, report, signal, wait_dead};
+use ade_tests::rpc::Rpc;
+use ade_tests::turns::ended;
+use ade_tests::wait::wait_true;
+use serde_json::json;
+
+/// An ade whose agents have a command beside them that, once it is told to,
+/// starts a broker in both ways that there are.
+fn with_commands(prefix: &str) -> (Ade, Rpc) {
+    let ade = Ade::new();
+    let asks = format!(
+        "{prefix} '{ade}' --home '{home}'",
+        ade = executable().display(),
+        home = ade.home().display(),
+    );
+    let root = ade.root().display();
+    let script = format!(
+        "(while [ ! -e {root}/go ]; do sleep 0.05; done; \
+         {asks} ps > {root}/ps 2>&1; echo \\\" code $?\\\" >> {root}/ps; \
+         {asks} serve --replace > {root}/serve 2>&1; echo \\\" code $?\\\" >> {root}/serve; \
+         touch {root}/asked; exec sleep 300) < /dev/null > /dev/null 2>&1 & \
+         exec '{agent}'",
+        agent = env!("CARGO_BIN_EXE_fake-agent"),
+    );
+    let config =
+        format!("[providers.scripted]\nhost = \"/bin/sh\"\nargs = [\"-c\", \"{script}\"]\n");
+    let mut ade = ade.with_config(&config);
+    ade.serve();
+    let rpc = ade.rpc();
+    (ade, rpc)
+}
+
+fn chat(ade: &Ade, rpc: &mut Rpc) -> String {
+    let chat = ade.chat(rpc, "scripted", &ade.lane("lane"), json!({}));
+    assert_eq!(ended(&ade.turn(&chat, "emit one")), "completed");
+    chat
+}
+
+/// Lets the command begin, and checks that it started nothing.
+fn refused(ade: &Ade) {
+    fs::write(ade.root().join("go"), "").unwrap();
+    wait_true("both ways are tried", || ade.root().join("asked").exists());
+    for (name, code) in [("ps", 5), ("serve", 1)] {
+        let said = fs::read_to_string(ade.root().join(name)).unwrap();
+        assert!(said.contains("inside a chat of its own"), "{said}");
+        assert!(said.contains("terminal of yours"), "{said}");
+        assert!(said.ends_with(&format!(" code {code}\n")), "{said}");
+    }
+    assert!(!ade.has_broker());
+}
+
+#[test]
+fn no_broker_starts_below_a_worker_whatever_lies_between() {
+    for prefix in ["", "env -u ADE_WORKER_MARK setsid"] {
+        let (mut ade, mut rpc) = with_commands(prefix);
+        let (one, other) = (chat(&ade, &mut rpc), chat(&ade, &mut rpc));
+        ade.kill_broker();
+        refused(&ade);
+        // One that may start takes both over, and outlives either.
+        ade.serve();
+        ade.expect_code(0, &["chat", "stop", &one]);
+        assert_eq!(ended(&ade.turn(&other, "emit two")), "completed");
+        ade.stop_broker();
+    }
+}
+
+#[test]
+fn no_broker_starts_in_the_cgroup_of_a_worker_that_is_dead() {
+    let (mut ade, mut rpc) = with_commands("env -u ADE_WORKER_MARK setsid");
+    let status = rpc.call("broker.status", json!({}));
+    let about = status["cgroup"].as_str().expect("a sentence");
+    if !about.starts_with("each agent is kept in ") {
+        report(&format!("SKIPPED: cgroup v2 is {about}"));
+        return;
+    }
+    let chat = chat(&ade, &mut rpc);
+    let worker = i32::try_from(ade.session(&chat)["workerPid"].as_i64().unwrap()).unwrap();
+    ade.kill_broker();
+    signal(worker, Signal::SIGKILL);
+    wait_dead(worker);
+    refused(&ade);
+    ade.serve();
+    assert_eq!(ended(&ade.turn(&chat, "emit two")), "completed");
+}
