@@ -11,7 +11,7 @@ use ade_tests::wait::wait_true;
 use serde_json::json;
 
 /// An ade whose agents have a command beside them that, once it is told to,
-/// starts a broker in both ways that there are.
+/// starts a broker in both ways that there are. One of them does.
 fn with_commands(prefix: &str) -> (Ade, Rpc) {
     let ade = Ade::new();
     let asks = format!(
@@ -21,7 +21,7 @@ fn with_commands(prefix: &str) -> (Ade, Rpc) {
     );
     let root = ade.root().display();
     let script = format!(
-        "(while [ ! -e {root}/go ]; do sleep 0.05; done; \
+        "(while [ ! -e {root}/go ]; do sleep 0.05; done; mkdir {root}/asker || exec sleep 300; \
          {asks} ps > {root}/ps 2>&1; echo \\\" code $?\\\" >> {root}/ps; \
          {asks} serve --replace > {root}/serve 2>&1; echo \\\" code $?\\\" >> {root}/serve; \
          touch {root}/asked; exec sleep 300) < /dev/null > /dev/null 2>&1 & \
