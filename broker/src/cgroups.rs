@@ -1,8 +1,8 @@
 //! A cgroup for each worker's tree, where the system lets us: one more net.
 //!
 //! The broker makes it and writes it into the journal before the worker
-//! exists; the worker's host moves itself into it before it becomes the agent.
-//! The worker itself stays outside, so that it lives through its net's use. A
+//! exists; the worker moves its host into it beside the host's start, and then
+//! whatever the host had started before. The worker itself stays outside, so that it lives through its net's use. A
 //! path alone proves nothing: a cgroup of a journal is only touched when it
 //! still is the very one that was made (its inode), when its name is the
 //! worker's, and after the worker and all that carries its mark were looked at.

@@ -23,13 +23,24 @@ const OFF: &str = "[worker]\ncgroup = \"off\"\n";
 
 /// The folder that the broker makes cgroups in, where it can.
 fn folder(rpc: &mut Rpc) -> Option<PathBuf> {
+    place(rpc)
+        .map_err(|about| report(&format!("SKIPPED: cgroup v2 is {about}")))
+        .ok()
+}
+
+fn place(rpc: &mut Rpc) -> Result<PathBuf, String> {
     let status = rpc.call("broker.status", json!({}));
     let about = status["cgroup"].as_str().expect("a sentence");
     let folder = about.strip_prefix("each agent is kept in ");
-    if folder.is_none() {
-        report(&format!("SKIPPED: cgroup v2 is {about}"));
-    }
-    folder.map(PathBuf::from)
+    folder.map(PathBuf::from).ok_or_else(|| about.to_owned())
+}
+
+/// Whether a process is in one of the cgroups below a folder.
+fn is_below(folder: &Path, pid: i32) -> bool {
+    below(folder).iter().any(|cgroup| {
+        let pids = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+        pids.lines().any(|line| line == pid.to_string())
+    })
 }
 
 /// A turn that streams, with a process below it that hides from every other
@@ -50,6 +61,11 @@ impl Hidden {
         let lines = ade.wait_transcript(&chat, "a stream", |lines| text_of(lines).contains("tick"));
         let said = text_of(&of_turn(&lines, &turn));
         let pid = said.lines().find_map(|line| line.strip_prefix("hidden "));
+        let pid = pid.and_then(|pid| pid.parse().ok()).expect("a pid");
+        if let Ok(folder) = place(rpc) {
+            // The host is moved while it starts; what it started goes with it.
+            wait_true("it is in the cgroup", || is_below(&folder, pid));
+        }
         let info = ade.session(&chat);
         let number = |name: &str| {
             let pid = info[name].as_i64().and_then(|pid| i32::try_from(pid).ok());
@@ -59,7 +75,7 @@ impl Hidden {
             turn,
             worker: number("workerPid"),
             host: number("hostPid"),
-            pid: pid.and_then(|pid| pid.parse().ok()).expect("a pid"),
+            pid,
             chat,
         }
     }

@@ -7,11 +7,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use ade_leases::process::cgroup::Cgroup;
 use ade_protocol::boot::{MARK_ENV, SCRIPTED_HOST_ARG};
 
 use crate::boot;
-use crate::env::{CGROUP_ENV, PARENT_ENV};
+use crate::env::PARENT_ENV;
 use crate::platform;
 use crate::providers::scripted;
 use crate::session::{Session, Signals};
@@ -108,10 +107,6 @@ pub fn host_main() -> ExitCode {
         complain("ade-host", &error);
         return ExitCode::from(SOFTWARE);
     }
-    if let Err(error) = join_cgroup() {
-        // The worker sees that it did not work, and says so once.
-        complain("ade-host", &error);
-    }
     if first == SCRIPTED_HOST_ARG {
         return scripted::run();
     }
@@ -125,7 +120,6 @@ pub fn host_main() -> ExitCode {
     let error = Command::new(&program)
         .args(args)
         .env_remove(PARENT_ENV)
-        .env_remove(CGROUP_ENV)
         .exec();
     let _ = writeln!(
         std::io::stderr(),
@@ -151,15 +145,6 @@ fn follow_parent() -> std::io::Result<()> {
     Err(std::io::Error::other(
         "the worker that started this host is gone",
     ))
-}
-
-/// Moves this process into the cgroup that was made for it, if one was. Nothing
-/// was started yet, so nothing stays outside.
-fn join_cgroup() -> std::io::Result<()> {
-    match std::env::var_os(CGROUP_ENV) {
-        Some(path) => Cgroup::open(path.as_ref())?.join(),
-        None => Ok(()),
-    }
 }
 
 /// Says on standard error why this process can't go on, with the causes.

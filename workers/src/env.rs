@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 
-use ade_leases::process::cgroup::Cgroup;
 use ade_protocol::boot::MARK_ENV;
 use ade_protocol::frame::Init;
 
@@ -12,15 +11,8 @@ use ade_protocol::frame::Init;
 /// somebody else does not run without a parent's death to follow.
 pub(crate) const PARENT_ENV: &str = "ADE_HOST_PARENT";
 
-/// Names the cgroup that a host moves itself into before it becomes the agent.
-pub(crate) const CGROUP_ENV: &str = "ADE_HOST_CGROUP";
-
 /// The variables that a host gets in addition.
-pub(crate) fn host_env(
-    provider: &str,
-    init: &Init,
-    cgroup: Option<&Cgroup>,
-) -> BTreeMap<String, String> {
+pub(crate) fn host_env(provider: &str, init: &Init) -> BTreeMap<String, String> {
     let mut env = init.env.clone();
     if provider == "pi" {
         for (name, value) in [
@@ -36,8 +28,6 @@ pub(crate) fn host_env(
     }
     // What finds strays must not be steered by what a session asks for.
     env.remove(MARK_ENV);
-    env.remove(CGROUP_ENV);
-    env.extend(cgroup.map(|cgroup| (CGROUP_ENV.to_owned(), cgroup.to_string())));
     env.insert(PARENT_ENV.to_owned(), std::process::id().to_string());
     env
 }
@@ -54,11 +44,10 @@ mod tests {
         };
         init.env.insert("PI_OFFLINE".into(), "0".into());
         init.env.insert(MARK_ENV.into(), "forged".into());
-        init.env.insert(CGROUP_ENV.into(), "forged".into());
-        let env = host_env("pi", &init, None);
+        let env = host_env("pi", &init);
         assert_eq!(env["PI_OFFLINE"], "1");
         assert_eq!(env["PI_CODING_AGENT_DIR"], "/a");
-        assert!(!env.contains_key(MARK_ENV) && !env.contains_key(CGROUP_ENV));
-        assert!(!host_env("scripted", &Init::default(), None).contains_key("PI_OFFLINE"));
+        assert!(!env.contains_key(MARK_ENV));
+        assert!(!host_env("scripted", &Init::default()).contains_key("PI_OFFLINE"));
     }
 }

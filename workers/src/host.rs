@@ -34,6 +34,7 @@ use tokio::time::Instant;
 use tokio_util::codec::Decoder;
 
 use crate::env;
+use crate::net::Joining;
 use crate::platform;
 use crate::tail::Tail;
 
@@ -78,8 +79,10 @@ pub(crate) enum StartError {
 }
 
 /// What a host has to tell.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) enum HostEvent {
+    /// It lives in its cgroup from now on, or could not be moved there.
+    Joined(io::Result<()>),
     /// Bytes arrived: ask [`Host::line`] until it has no more.
     Output,
     /// It closed its standard output and may live on.
@@ -94,6 +97,8 @@ pub(crate) enum HostEvent {
 pub(crate) struct Host {
     child: Child,
     identity: ProcessIdentity,
+    /// While its pid is being written it must not be reaped.
+    joining: Option<Joining>,
     stdin: Option<ChildStdin>,
     queue: VecDeque<Bytes>,
     queued: usize,
@@ -137,7 +142,7 @@ impl Host {
             HostCommand::Pi { node, script } => start.arg("--").arg(node).arg(script),
         };
         start
-            .envs(env::host_env(provider, init, cgroup))
+            .envs(env::host_env(provider, init))
             .current_dir(&init.cwd)
             .process_group(0)
             .stdin(Stdio::piped())
@@ -146,12 +151,14 @@ impl Host {
             .kill_on_drop(true);
         let mut child = start.spawn().map_err(failed)?;
         let identity = identify(&child).ok_or(StartError::Gone)?;
+        let joining = cgroup.map(|cgroup| Joining::begin(cgroup, identity.pid));
         Ok(Self {
             stdin: child.stdin.take(),
             stdout: child.stdout.take(),
             stderr: child.stderr.take(),
             child,
             identity,
+            joining,
             queue: VecDeque::new(),
             queued: 0,
             progress: Instant::now(),
@@ -232,8 +239,12 @@ impl Host {
             let writing = self.stdin.is_some() && !self.queue.is_empty();
             tokio::select! {
                 biased;
+                joined = over(&mut self.joining), if self.joining.is_some() => {
+                    self.joining = None;
+                    return HostEvent::Joined(joined);
+                }
                 // First, or a grandchild that floods the pipe could hide it.
-                status = self.child.wait() => {
+                status = self.child.wait(), if self.joining.is_none() => {
                     let status = status.unwrap_or_else(|_| ExitStatus::from_raw(0));
                     self.drain();
                     return HostEvent::Exited(status);
@@ -346,6 +357,13 @@ fn drain_pipe(pipe: &impl AsFd, mut take: impl FnMut(&[u8])) {
             // Empty, at its end, or broken.
             Ok(0) | Err(_) => return,
         }
+    }
+}
+
+async fn over(joining: &mut Option<Joining>) -> io::Result<()> {
+    match joining {
+        Some(joining) => joining.over().await,
+        None => std::future::pending().await,
     }
 }
 

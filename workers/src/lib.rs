@@ -27,6 +27,7 @@ pub mod hosts;
 mod ladder;
 mod link;
 mod mask;
+mod net;
 mod outbox;
 mod pending;
 mod platform;

@@ -157,6 +157,26 @@ pub(super) fn table() -> io::Result<Vec<ProcessEntry>> {
     Ok(pids()?.filter_map(|pid| stat(&pid).ok()).collect())
 }
 
+/// The children of a process as the kernel lists them; `None` where it does not.
+pub(super) fn children(of: Pid) -> Option<Vec<ProcessEntry>> {
+    if !proc_is_ours() || !fs::exists("/proc/thread-self/children").unwrap_or(false) {
+        return None;
+    }
+    let threads = fs::read_dir(format!("/proc/{of}/task")).into_iter();
+    let lists = threads.flatten().flatten().filter_map(|thread| {
+        // A thread that has ended has no children any more.
+        fs::read_to_string(thread.path().join("children")).ok()
+    });
+    let mut found = Vec::new();
+    for list in lists {
+        let rows = list
+            .split_ascii_whitespace()
+            .filter_map(|pid| stat(pid).ok());
+        found.extend(rows.filter(|row| row.ppid == of.get()));
+    }
+    Some(found)
+}
+
 pub(super) fn marked(name: &str, value: &str) -> io::Result<Vec<ProcessIdentity>> {
     let wanted = format!("{name}={value}");
     let mut found = Vec::new();

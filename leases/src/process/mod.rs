@@ -34,7 +34,9 @@ mod tree;
 
 pub use identity::{DeadProof, Liveness, Pid, ProcessIdentity, UnknownWhy};
 pub use signals::{Sent, Signal, SignalError, Target, signal};
-pub use tree::{ProcessEntry, children, descendants, is_being_killed, marked, rows_of, table};
+pub use tree::{
+    ProcessEntry, children, descendants, is_being_killed, marked, offspring, rows_of, table,
+};
 
 pub(crate) use identity::here;
 pub(crate) use platform::{Look, born_at, look};

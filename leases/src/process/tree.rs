@@ -89,6 +89,32 @@ pub fn descendants(root: Pid, table: &[ProcessEntry]) -> Vec<ProcessEntry> {
         .collect()
 }
 
+/// Everything below a process by parents alone, itself excluded. Where the
+/// kernel lists children this costs nothing for processes elsewhere; there it
+/// may miss one that starts or ends at that very moment.
+///
+/// # Errors
+/// The process table can't be read at all.
+pub fn offspring(root: Pid) -> io::Result<Vec<ProcessEntry>> {
+    let mut found: Vec<ProcessEntry> = Vec::new();
+    let mut parents = vec![root];
+    let mut whole: Option<Vec<ProcessEntry>> = None;
+    while let Some(parent) = parents.pop() {
+        let below = match (platform::children(parent), &whole) {
+            (Some(listed), _) => listed,
+            (None, Some(table)) => children(parent, table),
+            (None, None) => children(parent, whole.insert(table()?)),
+        };
+        for entry in below {
+            if found.iter().all(|known| known.pid != entry.pid) {
+                parents.push(entry.pid);
+                found.push(entry);
+            }
+        }
+    }
+    Ok(found)
+}
+
 /// The rows of those processes that are there still, zombies included, in the
 /// order of their pids: for people who want to know what they are.
 ///

@@ -39,6 +39,7 @@ impl Session {
     pub(super) fn on_host(&mut self, event: HostEvent) {
         let patience = Some(Instant::now() + PIPE_CLOSED);
         match event {
+            HostEvent::Joined(joined) => self.host_joined(joined),
             HostEvent::Output => self.take_lines(),
             HostEvent::OutputClosed => self.output_closed = patience,
             HostEvent::InputBroken => self.input_broken = patience,
@@ -245,7 +246,6 @@ impl Session {
         self.respond(Response::ok(pending.id, &ready), Weight::Answers);
         self.ready = Some(ready);
         self.idle_since = Instant::now();
-        self.check_cgroup();
     }
 
     fn on_response(&mut self, response: Response) {

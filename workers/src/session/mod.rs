@@ -233,16 +233,11 @@ impl Session {
     }
 
     /// Says so when the host is not in its cgroup: everything works without.
-    fn check_cgroup(&mut self) {
-        let (Some(cgroup), Some(host)) = (&self.cgroup, &self.host) else {
-            return;
-        };
-        let inside = cgroup.members().is_ok_and(|members| {
-            let host = host.pid();
-            members.iter().any(|member| member.pid.get() == host)
-        });
-        if !inside {
-            let text = format!("the agent is not in its cgroup {cgroup}; that net is not used");
+    fn host_joined(&mut self, joined: io::Result<()>) {
+        if let (Err(error), Some(cgroup)) = (joined, &self.cgroup) {
+            let text = format!(
+                "the agent is not in its cgroup {cgroup}, so that net is not used: {error}"
+            );
             self.log("warn", &text);
         }
     }

@@ -210,12 +210,13 @@ impl Cgroup {
             .unwrap_or_default()
     }
 
-    /// Moves the calling process into it, and with it whatever it starts later.
+    /// Moves a process into it, and with it whatever it starts later. Takes the
+    /// kernel milliseconds. The caller knows that the pid is its process's.
     ///
     /// # Errors
-    /// The kernel refused.
-    pub fn join(&self) -> io::Result<()> {
-        fs::write(self.path.join(PROCS), "0")
+    /// The kernel refused; `ESRCH`: there is no such process.
+    pub fn put(&self, pid: Pid) -> io::Result<()> {
+        fs::write(self.path.join(PROCS), pid.to_string())
     }
 
     /// Whether a living process is in it or below it. Zombies don't count. One
@@ -289,7 +290,11 @@ impl Cgroup {
         remove_tree(&self.path, 0)
     }
 
-    fn pids(&self) -> io::Result<Vec<Pid>> {
+    /// The pids in it and below it: only numbers, for a comparison.
+    ///
+    /// # Errors
+    /// It can't be looked at.
+    pub fn pids(&self) -> io::Result<Vec<Pid>> {
         let mut pids = Vec::new();
         collect(&self.path, 0, &mut pids)?;
         Ok(pids)
