@@ -8,150 +8,26 @@
 //!
 //! What this module does not do: hold the home. That is [`crate::lock`].
 
+mod error;
+mod folders;
+
 use std::ffi::OsString;
-use std::fs::{self, Permissions};
-use std::io;
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use ade_protocol::{SessionId, WorkerId, exit};
+use ade_protocol::{SessionId, WorkerId};
 
-use crate::files::{self, DIR_MODE};
+pub use error::HomeError;
+use folders::{could_be_made, is_absent, is_ours, is_writable, own_folder};
+
+use crate::files;
 use crate::platform::SOCKET_PATH_LIMIT;
 
 /// Names the home; absent: `~/.ade`.
 pub const HOME_ENV: &str = "ADE_HOME";
 /// Moves the control socket out of the home.
 pub const SOCKET_ENV: &str = "ADE_RPC_SOCKET_PATH";
-
-/// Why there is no usable home.
-#[derive(Debug, thiserror::Error)]
-pub enum HomeError {
-    /// Neither `ADE_HOME` nor `HOME` says where it should be.
-    #[error("there is no home for ade: neither ADE_HOME nor HOME is set")]
-    Nowhere,
-    /// A path from the environment depends on the current directory.
-    #[error("{name} must be an absolute path, but it is `{}`", path.display())]
-    NotAbsolute {
-        /// The environment variable.
-        name: &'static str,
-        /// Its value.
-        path: PathBuf,
-    },
-    /// A socket path is longer than the system's socket addresses.
-    #[error(
-        "the path of the {what} is {length} bytes long, and this system allows {limit}: {}",
-        path.display()
-    )]
-    SocketPathTooLong {
-        /// `control socket` or `workers' socket`.
-        what: &'static str,
-        /// The path.
-        path: PathBuf,
-        /// Its length in bytes.
-        length: usize,
-        /// The most bytes that fit.
-        limit: usize,
-    },
-    /// Something that is no folder has the folder's name.
-    #[error("{} is not a folder", path.display())]
-    NotAFolder {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The folder is another user's.
-    #[error("{} belongs to user {owner}, and ade runs as user {user}", path.display())]
-    NotOurs {
-        /// The path.
-        path: PathBuf,
-        /// Who owns it.
-        owner: u32,
-        /// Who we are.
-        user: u32,
-    },
-    /// Nothing can be written into the folder.
-    #[error("{} is not writable", path.display())]
-    NotWritable {
-        /// The path.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// A symbolic link stands where the folder, or one above it, belongs.
-    #[error("{} cannot be made: {} is a link to nowhere", path.display(), link.display())]
-    LinkToNowhere {
-        /// The folder.
-        path: PathBuf,
-        /// The link; perhaps the folder itself.
-        link: PathBuf,
-    },
-    /// The file system has no room for what a broker writes.
-    #[error("there is no room for a broker's files in {}", path.display())]
-    NoRoom {
-        /// The folder.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// The folder cannot be made, or its mode cannot be set.
-    #[error("could not prepare the folder {}", path.display())]
-    Prepare {
-        /// The path.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-}
-
-impl HomeError {
-    /// The exit code that this error means to a script.
-    #[must_use]
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            Self::Nowhere | Self::NotAbsolute { .. } | Self::SocketPathTooLong { .. } => {
-                exit::USAGE
-            }
-            _ => exit::FAILED,
-        }
-    }
-
-    /// What can be done about it.
-    #[must_use]
-    pub fn hints(&self) -> Vec<String> {
-        let hint = match self {
-            Self::Nowhere => format!("set {HOME_ENV} to an absolute path"),
-            Self::NotAbsolute { name, .. } => format!("set {name} to an absolute path"),
-            Self::SocketPathTooLong { what: CONTROL, .. } => {
-                format!(
-                    "set {HOME_ENV} to a shorter path, or {SOCKET_ENV} to a short path for the socket alone"
-                )
-            }
-            Self::SocketPathTooLong { .. } => format!("set {HOME_ENV} to a shorter path"),
-            Self::NotAFolder { path } => {
-                format!(
-                    "move {} away, or set {HOME_ENV} to another path",
-                    path.display()
-                )
-            }
-            Self::LinkToNowhere { link, .. } => {
-                format!("make what {} names, or remove it", link.display())
-            }
-            Self::NotOurs { owner, .. } => {
-                format!("run ade as user {owner}, or set {HOME_ENV} to a folder of your own")
-            }
-            Self::NotWritable { path, source }
-            | Self::Prepare { path, source }
-            | Self::NoRoom { path, source } => files::remedy(path, source).unwrap_or_else(|| {
-                format!("make it writable for you, or set {HOME_ENV} to another path")
-            }),
-        };
-        vec![hint]
-    }
-}
 
 const CONTROL: &str = "control socket";
 const WORKERS: &str = "workers' socket";
@@ -401,111 +277,4 @@ fn file_name(id: &str, extension: &str) -> String {
         .map(|letter| if keep(letter) { letter } else { '_' })
         .collect();
     format!("{name}.{extension}")
-}
-
-/// Makes sure that `path` is a writable folder of ours with mode 0700.
-fn own_folder(path: &Path) -> Result<(), HomeError> {
-    let prepare = |source| HomeError::Prepare {
-        path: path.to_owned(),
-        source,
-    };
-    if let Some(link) = path.ancestors().find(|path| files::is_dangling(path)) {
-        return Err(HomeError::LinkToNowhere {
-            path: path.to_owned(),
-            link: link.to_owned(),
-        });
-    }
-    match files::make_private_dir(path) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
-            return Err(HomeError::NotAFolder {
-                path: path.to_owned(),
-            });
-        }
-        Err(error) => return Err(prepare(error)),
-    }
-    let mode = is_ours(path)?;
-    if mode != DIR_MODE {
-        fs::set_permissions(path, Permissions::from_mode(DIR_MODE)).map_err(prepare)?;
-    }
-    is_writable(path)
-}
-
-fn is_absent(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-    )
-}
-
-/// Whether a folder that is missing could be made where it belongs.
-fn could_be_made(path: &Path) -> Result<(), HomeError> {
-    for above in path.ancestors() {
-        match fs::symlink_metadata(above) {
-            Ok(_) if files::is_dangling(above) => {
-                return Err(HomeError::LinkToNowhere {
-                    path: path.to_owned(),
-                    link: above.to_owned(),
-                });
-            }
-            Ok(_) if !above.is_dir() => {
-                return Err(HomeError::NotAFolder {
-                    path: above.to_owned(),
-                });
-            }
-            Ok(_) => return is_writable(above),
-            Err(error) if is_absent(&error) => {}
-            Err(source) => {
-                return Err(HomeError::Prepare {
-                    path: path.to_owned(),
-                    source,
-                });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Whether `path` is a folder of ours; gives its mode.
-fn is_ours(path: &Path) -> Result<u32, HomeError> {
-    let found = match fs::metadata(path) {
-        Ok(found) => found,
-        // A symbolic link that leads nowhere also "exists already".
-        Err(error) if is_absent(&error) => {
-            return Err(HomeError::NotAFolder {
-                path: path.to_owned(),
-            });
-        }
-        Err(source) => {
-            return Err(HomeError::Prepare {
-                path: path.to_owned(),
-                source,
-            });
-        }
-    };
-    if !found.is_dir() {
-        return Err(HomeError::NotAFolder {
-            path: path.to_owned(),
-        });
-    }
-    let user = nix::unistd::geteuid().as_raw();
-    if found.uid() != user {
-        return Err(HomeError::NotOurs {
-            path: path.to_owned(),
-            owner: found.uid(),
-            user,
-        });
-    }
-    Ok(found.permissions().mode() & 0o7777)
-}
-
-fn is_writable(path: &Path) -> Result<(), HomeError> {
-    rustix::fs::access(
-        path,
-        rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
-    )
-    .map_err(|errno| HomeError::NotWritable {
-        path: path.to_owned(),
-        source: errno.into(),
-    })
 }
