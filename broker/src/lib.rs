@@ -23,6 +23,7 @@ pub mod config;
 pub mod endpoint;
 pub mod environment;
 pub mod footing;
+pub mod hold;
 pub mod home;
 pub mod hub;
 pub mod journal;

@@ -74,6 +74,18 @@ pub enum LockError {
         /// Its socket.
         path: PathBuf,
     },
+    /// The lock was free, for its file had been removed under a broker that
+    /// still has hold of the home.
+    #[error(
+        "the lock was free, and yet a broker{} has hold of {} and does not let go of it",
+        pid.map_or_else(String::new, |pid| format!(", process {pid},")), path.display()
+    )]
+    StillHeld {
+        /// Its pid, where the system tells.
+        pid: Option<i32>,
+        /// The home.
+        path: PathBuf,
+    },
     /// The lock file cannot be used.
     #[error("could not {operation} the broker lock {}", path.display())]
     Io {
@@ -104,7 +116,9 @@ impl LockError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::AlreadyRunning(_) | Self::StillListening { .. } => exit::ALREADY_RUNNING,
+            Self::AlreadyRunning(_) | Self::StillListening { .. } | Self::StillHeld { .. } => {
+                exit::ALREADY_RUNNING
+            }
             Self::Stuck(_) => exit::TIMED_OUT,
             Self::Io { .. } => exit::FAILED,
         }
@@ -117,8 +131,9 @@ impl LockError {
             Self::AlreadyRunning(Some(holder)) if is_stopped(holder.pid) => remedies(holder.pid),
             Self::AlreadyRunning(_) => vec!["use it, or end it with `ade stop`".into()],
             Self::Stuck(holder) => remedies(holder.pid),
-            Self::StillListening { pid: Some(pid), .. } => remedies(*pid),
-            Self::StillListening { pid: None, .. } => Vec::new(),
+            Self::StillListening { pid: Some(pid), .. }
+            | Self::StillHeld { pid: Some(pid), .. } => remedies(*pid),
+            Self::StillListening { .. } | Self::StillHeld { .. } => Vec::new(),
             Self::Io { path, source, .. } => {
                 vec![files::remedy(path, source).unwrap_or_else(|| {
                     "ADE_HOME must be on a file system with locks; choose another one".into()

@@ -1,7 +1,7 @@
 //! The broker's life: from the lock to the last worker's end.
 //!
 //! Order of the start: directories → the lock (who holds it may unlink and
-//! bind the sockets) → `state.db` and the new fence → sweep of what a dead
+//! bind the sockets) → hold of the home → `state.db` and the new fence → sweep of what a dead
 //! broker left → sockets → sessions. Order of the end: no new clients, every
 //! session stopped, sockets removed, lock free.
 //!
@@ -12,34 +12,40 @@
 //!
 //! A home that is removed under the broker is noticed ([`crate::footing`]).
 
+mod error;
+mod predecessor;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use ade_protocol::WorkerId;
 use ade_protocol::rpc::RuntimeInfo;
-use ade_protocol::{WorkerId, exit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+pub use error::ServeError;
+use predecessor::{see_predecessor_off, take_lock};
+
 use crate::actions::About;
 use crate::cgroups::Cgroups;
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::footing::{self, Footing, Ground};
 use crate::home::{Home, HomeError};
 use crate::hub::Hub;
 use crate::link::Registry;
-use crate::lock::{self, BrokerLock, Holder, LockError};
+use crate::lock::{BrokerLock, LockError};
 use crate::manager::Manager;
 use crate::pool::Pool;
 use crate::providers::Providers;
 use crate::shared::Shared;
-use crate::socket::{self, BoundSocket, SocketError};
-use crate::spawn::{SpawnError, Spawner};
-use crate::state::{State, StateError, StateHandle};
-use crate::{ancestry, clock, endpoint, journal, leftovers, limits, sweep, takeover, unknown};
+use crate::socket::{self, BoundSocket};
+use crate::spawn::Spawner;
+use crate::state::{State, StateHandle};
+use crate::{ancestry, clock, endpoint, leftovers, limits, sweep, takeover, unknown};
 
 /// How long all sessions may take to stop. The escort of each has bounds of its
 /// own; this one only guards the broker's end.
@@ -50,23 +56,6 @@ const SECOND_SIGNAL_BOUND: Duration = Duration::from_secs(2);
 
 /// How long sessions may take to write how turns ended whose workers are dead.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// How long a broker that is being replaced may take to end.
-const REPLACE_BOUND: Duration = Duration::from_secs(40);
-
-/// How long a stopped one may take to go on.
-const STOPPED: Duration = Duration::from_secs(1);
-
-/// How long a broker may take to notice that its lock file was removed, and to
-/// hand over.
-const PREDECESSOR_BOUND: Duration = Duration::from_secs(8);
-
-/// Pause between two looks whether it has.
-const PREDECESSOR_LOOK: Duration = Duration::from_millis(50);
-
-/// How often it is asked again: the one that was asked may have died, and
-/// another taken its place.
-const ASK_AGAIN: Duration = Duration::from_secs(6);
 
 /// How long sessions may take to let go of their workers. They wait for nobody
 /// but the disk.
@@ -95,102 +84,6 @@ pub struct ServeOptions {
     pub replace: bool,
 }
 
-/// Why a broker did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// ADE_HOME cannot be used.
-    #[error(transparent)]
-    Home(#[from] HomeError),
-    /// Another broker runs, or the lock cannot be taken.
-    #[error(transparent)]
-    Lock(#[from] LockError),
-    /// `config.toml` cannot be used.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// `state.db` cannot be used.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// What the last broker left cannot be closed.
-    #[error(transparent)]
-    Leftovers(#[from] leftovers::LeftoverError),
-    /// A socket cannot be bound.
-    #[error(transparent)]
-    Socket(#[from] SocketError),
-    /// Nothing can be started.
-    #[error(transparent)]
-    Spawn(#[from] SpawnError),
-    /// The home was removed under the running broker.
-    #[error("{} was removed or replaced; its sessions were stopped", home.display())]
-    HomeGone {
-        /// The home.
-        home: PathBuf,
-    },
-    /// A broker would end with the chat that it lives in.
-    #[error(
-        "a broker must not live inside a chat of its own: this process was started by the agent \
-         of {} (worker {})",
-        .0.session_id, .0.worker_id
-    )]
-    InsideChat(Box<journal::Entry>),
-    /// The signals of the process cannot be watched.
-    #[error("the broker cannot watch its signals")]
-    Signals(#[source] std::io::Error),
-}
-
-impl ServeError {
-    /// The exit code for the command line.
-    #[must_use]
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            Self::Home(error) => error.exit_code(),
-            Self::Lock(error) => error.exit_code(),
-            Self::Config(error) => error.exit_code(),
-            Self::State(error) => error.exit_code(),
-            Self::Socket(error) => error.exit_code(),
-            Self::Spawn(_)
-            | Self::Signals(_)
-            | Self::Leftovers(_)
-            | Self::InsideChat(_)
-            | Self::HomeGone { .. } => exit::FAILED,
-        }
-    }
-
-    /// A stable word for the kind of failure.
-    #[must_use]
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Home(_) => "home",
-            Self::Lock(LockError::AlreadyRunning(_)) => "already_running",
-            Self::Lock(LockError::Stuck(_)) => "not_answering",
-            Self::Lock(_) => "lock",
-            Self::Config(_) => "config",
-            Self::State(_) | Self::Leftovers(_) => "state",
-            Self::Socket(_) => "socket",
-            Self::Spawn(_) => "spawn",
-            Self::HomeGone { .. } => "home_gone",
-            Self::InsideChat(_) => "inside_chat",
-            Self::Signals(_) => "signals",
-        }
-    }
-
-    /// What to do about it.
-    #[must_use]
-    pub fn hints(&self) -> Vec<String> {
-        match self {
-            Self::Home(error) => error.hints(),
-            Self::Lock(error) => error.hints(),
-            Self::Config(error) => error.hints(),
-            Self::State(error) => error.hints(),
-            Self::Socket(error) => error.hints(),
-            Self::Spawn(error) => error.hints(),
-            Self::InsideChat(_) => {
-                vec!["any `ade` command in a terminal of yours starts one that stays".to_owned()]
-            }
-            Self::Signals(_) | Self::Leftovers(_) | Self::HomeGone { .. } => Vec::new(),
-        }
-    }
-}
-
 /// Runs a broker until it is told to stop.
 ///
 /// # Errors
@@ -204,7 +97,7 @@ pub async fn serve(options: ServeOptions) -> Result<(), ServeError> {
     }
     let config = Config::load(&home, |name| std::env::var_os(name))?;
     let mut lock = take_lock(&home, &options).await?;
-    see_predecessor_off(&home).await?;
+    let hold = see_predecessor_off(&home).await?;
     if let Err(error) = limits::raise_nofile() {
         tracing::warn!(%error, "the limit of open files was not raised");
     }
@@ -215,96 +108,9 @@ pub async fn serve(options: ServeOptions) -> Result<(), ServeError> {
         "the broker serves"
     );
     let ended = broker.run(&mut lock).await;
+    drop(hold);
     drop(lock);
     ended
-}
-
-async fn take_lock(home: &Home, options: &ServeOptions) -> Result<BrokerLock, ServeError> {
-    if !options.replace {
-        return Ok(BrokerLock::take(home, &options.version)?);
-    }
-    let deadline = clock::now() + REPLACE_BOUND;
-    loop {
-        if let Some(holder) = stopped_holder(home).await {
-            return Err(LockError::Stuck(Box::new(holder)).into());
-        }
-        ask_to_hand_over(home).await;
-        let (home, version) = (home.clone(), options.version.clone());
-        let taken = tokio::task::spawn_blocking(move || {
-            BrokerLock::take_within(&home, &version, ASK_AGAIN)
-        });
-        match taken.await {
-            // It was not at home, or another one has come since.
-            Ok(Err(LockError::AlreadyRunning(_))) if clock::now() < deadline => {}
-            Ok(Err(LockError::AlreadyRunning(Some(holder)))) => {
-                return Err(LockError::Stuck(holder).into());
-            }
-            Ok(taken) => return Ok(taken?),
-            Err(error) => return Err(ServeError::Signals(std::io::Error::other(error))),
-        }
-    }
-}
-
-/// The broker that runs, when it is stopped and stays so: it hears nobody.
-async fn stopped_holder(home: &Home) -> Option<Holder> {
-    let stopped = || {
-        let holder = lock::holder(home).ok().flatten()?;
-        lock::is_stopped(holder.pid).then_some(holder)
-    };
-    stopped()?;
-    tokio::time::sleep(STOPPED).await;
-    stopped()
-}
-
-/// The lock is ours; and yet a broker may live whose lock file was removed. It
-/// notices and hands over; until then nothing of its sessions is touched.
-async fn see_predecessor_off(home: &Home) -> Result<(), LockError> {
-    let deadline = clock::now() + PREDECESSOR_BOUND;
-    for path in [home.workers_socket(), home.control_socket()] {
-        while let Some(pid) = socket::listener(&path).await {
-            if clock::now() >= deadline {
-                return Err(LockError::StillListening { pid, path });
-            }
-            tokio::time::sleep(PREDECESSOR_LOOK).await;
-        }
-    }
-    Ok(())
-}
-
-/// Asks a running broker to hand over; whether it did is seen by its lock.
-async fn ask_to_hand_over(home: &Home) {
-    use ade_protocol::rpc::InitializeParams;
-    use tokio::io::AsyncWriteExt;
-    let Ok(mut stream) = tokio::net::UnixStream::connect(home.control_socket()).await else {
-        return;
-    };
-    let hello = InitializeParams {
-        protocol_version: ade_protocol::PROTOCOL_VERSION,
-        client_name: "ade serve --replace".into(),
-    };
-    let hello = serde_json::to_string(&hello).unwrap_or_default();
-    let lines = format!(
-        "{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"{}\",\"params\":{hello}}}\n",
-        ade_protocol::rpc::INITIALIZE
-    );
-    let stop = format!(
-        "{{\"jsonrpc\":\"2.0\",\"id\":2,\"method\":\"{}\",\"params\":{{\"name\":\"{}\"}}}}\n",
-        ade_protocol::action::ACTIONS_CALL,
-        ade_protocol::action::name::BROKER_HANDOVER
-    );
-    let mut answer = [0_u8; 4096];
-    for line in [lines, stop] {
-        if stream.write_all(line.as_bytes()).await.is_err() {
-            return;
-        }
-        let read = tokio::io::AsyncReadExt::read(&mut stream, &mut answer);
-        if tokio::time::timeout(Duration::from_secs(5), read)
-            .await
-            .is_err()
-        {
-            return;
-        }
-    }
 }
 
 /// Why a broker ends.

@@ -200,6 +200,54 @@ fn of_two_brokers_the_one_without_the_lock_hands_over() {
 }
 
 #[test]
+fn no_two_brokers_write_when_all_that_names_the_first_was_removed() {
+    let (mut ade, mut rpc) = started("");
+    let (chat, tree) = grown(&ade, &mut rpc);
+    drop(rpc);
+    let first = ade.broker_pid();
+    let remove = || {
+        for name in ["run/broker.lock", "run/workers.sock", "sock/ade.sock"] {
+            fs::remove_file(ade.home().join(name)).expect("removed");
+        }
+    };
+    signal(first, Signal::SIGSTOP);
+    remove();
+    // It could go on at any moment, so nothing is touched meanwhile.
+    let database = || fs::read(ade.home().join("state.db-wal")).expect("the database");
+    let before = database();
+    let said = refused(&ade);
+    assert!(said.contains("has hold of"), "{said}");
+    assert!(said.contains(&format!("process {first},")), "{said}");
+    assert_eq!(before, database());
+    signal(first, Signal::SIGCONT);
+    wait_true("it has all of it again", || {
+        ["run/broker.lock", "run/workers.sock", "sock/ade.sock"]
+            .iter()
+            .all(|name| ade.home().join(name).exists())
+    });
+    streams_on(&ade, &tree);
+    // The one that comes answers when the first one is gone, and not before.
+    signal(first, Signal::SIGSTOP);
+    remove();
+    let lock = ade.home().join("run/broker.lock");
+    let wakes = std::thread::spawn(move || {
+        wait_true("the second one has the lock", || {
+            fs::read_to_string(&lock).is_ok_and(|text| text.contains("\"pid\":"))
+        });
+        signal(first, Signal::SIGCONT);
+    });
+    ade.serve();
+    wakes.join().expect("it was woken");
+    assert!(!is_alive(first));
+    streams_on(&ade, &tree);
+    ade.rpc().call("chat.abort", json!({"sessionId": chat}));
+    ade.wait_done(&chat, &tree.turn);
+    let events = of_turn(&ade.checked_transcript(&chat), &tree.turn);
+    assert_eq!(ended(&events), "interrupted");
+    goes_on(&ade, &chat);
+}
+
+#[test]
 fn a_home_that_was_removed_ends_the_broker_and_all_that_runs() {
     for also_started in [false, true] {
         let (mut ade, mut rpc) = started("");

@@ -27,6 +27,21 @@ pub(crate) fn own_executable() -> io::Result<PathBuf> {
 /// Where this process sees its own open descriptors.
 pub(crate) const DESCRIPTORS: &str = "/proc/self/fd";
 
+/// Who holds the lock (`flock`) on the file with this inode, by the kernel's
+/// list: for a sentence to people, since it says nothing of the file system.
+pub(crate) fn flock_holder(inode: u64) -> Option<i32> {
+    let list = std::fs::read_to_string("/proc/locks").ok()?;
+    list.lines().find_map(|line| {
+        // `7: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF`
+        let mut words = line.split_ascii_whitespace().skip(1);
+        let [kind, _, access, pid, file] = std::array::from_fn(|_| words.next().unwrap_or(""));
+        let is = file.rsplit(':').next()?.parse() == Ok(inode);
+        (kind == "FLOCK" && access == "WRITE" && is)
+            .then(|| pid.parse().ok())
+            .flatten()
+    })
+}
+
 /// Makes this process the one that orphans below it come to.
 pub(crate) fn become_subreaper() -> io::Result<()> {
     nix::sys::prctl::set_child_subreaper(true).map_err(io::Error::from)

@@ -27,6 +27,11 @@ pub(crate) fn own_executable() -> io::Result<PathBuf> {
 /// Where this process sees its own open descriptors.
 pub(crate) const DESCRIPTORS: &str = "/dev/fd";
 
+/// This system does not tell who holds a lock.
+pub(crate) fn flock_holder(_inode: u64) -> Option<i32> {
+    None
+}
+
 /// There is no subreaper here: orphans go to launchd, and only their mark
 /// finds them again.
 pub(crate) fn become_subreaper() -> io::Result<()> {
