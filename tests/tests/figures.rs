@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use ade_leases::process::Signal;
-use ade_tests::ade::{Ade, report, signal};
+use ade_tests::ade::{Ade, report, signal, started};
 use ade_tests::rpc::Rpc;
 use ade_tests::turns::{GONE, Tree, dones};
 use ade_tests::wait::{wait_true, wait_within};
@@ -173,4 +173,32 @@ fn a_thousand_stops_by_every_path_leave_nothing() {
         ade.litter()
     ));
     assert_eq!(ade.stop_broker(), Some(0));
+}
+
+/// The whole ladder of a host that leaves out no rung, in milliseconds.
+const GRACE: u64 = 300 + 100 + 300;
+
+#[test]
+#[ignore = "figures, for a quiet machine and a release build"]
+fn a_host_that_ignores_everything_is_gone_a_moment_after_its_grace() {
+    let (ade, mut rpc) = started(
+        "[worker]\neof_grace_ms = 100\n\
+         [providers.scripted]\ndispose_grace_ms = 300\nterm_to_kill_ms = 300\n",
+    );
+    let lane = ade.lane("lane");
+    let grace = Duration::from_millis(GRACE);
+    let mut over = Vec::new();
+    for _ in 0..30 {
+        let chat = ade.chat(&mut rpc, "scripted", &lane, json!({}));
+        let tree = ade.grow(&mut rpc, &chat, "!ignore-term\n");
+        let begin = Instant::now();
+        rpc.call("chat.stop", json!({"sessionId": chat}));
+        assert_eq!(tree.alive(), Vec::<i32>::new());
+        let took = begin.elapsed();
+        assert!(took >= grace, "a rung was left out: {took:?}");
+        over.push(took - grace);
+    }
+    over.sort();
+    told("a deaf host, above its grace", over.clone());
+    assert!(over[over.len() / 2] <= Duration::from_millis(50));
 }
