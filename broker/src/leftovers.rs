@@ -6,13 +6,14 @@
 
 use ade_protocol::SessionId;
 use ade_protocol::card::{Card, CardOutcome, Withdrawal};
-use ade_protocol::event::{ErrorCategory, Event, TurnStatus};
+use ade_protocol::event::{ErrorCategory, Event, NoticeLevel, TurnStatus};
 
 use crate::clock;
 use crate::home::Home;
-use crate::state::{CardRow, Settled, StateError, StateHandle};
+use crate::state::{CardRow, QueuedRow, Settled, State, StateError, StateHandle, TurnRow};
 use crate::takeover::Takeover;
 use crate::transcript::{Transcript, TranscriptError};
+use crate::turn::{Again, DROPPED_BY_RECOVERY};
 
 /// Why leftovers could not be closed.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +75,9 @@ pub async fn close(
         .collect();
     let count = turns.len();
     for turn in turns {
+        if Again::read(&turn.state).is_some() {
+            drop_steers(home, state, &turn).await?;
+        }
         let message = what_became(&turn.session_id, taken_over);
         let mut events = if taken_over.unbegun.contains(&turn.turn_id) {
             crate::session::beginning(&turn.prompt).into()
@@ -113,6 +117,40 @@ pub async fn close(
             .await?;
     }
     Ok(count)
+}
+
+/// The recovery of a turn has failed with its broker: each message that was meant
+/// to go into it ends with one notice, before the turn does.
+async fn drop_steers(
+    home: &Home,
+    state: &StateHandle,
+    turn: &TurnRow,
+) -> Result<(), LeftoverError> {
+    let session = turn.session_id.clone();
+    let rows = state.run(move |state| state.queue(&session)).await?;
+    let its_own = |row: &QueuedRow| row.steers.as_ref() == Some(&turn.turn_id);
+    for row in rows.into_iter().filter(its_own) {
+        let status = TurnStatus::Interrupted;
+        let events = [
+            Event::Notice {
+                level: NoticeLevel::Warn,
+                message: DROPPED_BY_RECOVERY.to_owned(),
+            },
+            Event::Status { status },
+            Event::Done {
+                status,
+                stop_reason: None,
+                usage: None,
+            },
+        ];
+        note(
+            write(home, &row.session_id, Some(&row.turn_id), &events),
+            &row.session_id,
+        );
+        let remove = move |state: &State| state.remove_queued(&row.session_id, &row.turn_id);
+        state.run(remove).await?;
+    }
+    Ok(())
 }
 
 /// What is known of a turn whose worker is not taken over.

@@ -67,6 +67,7 @@ pub async fn find(home: &Home, state: &StateHandle) -> Result<Takeover, StateErr
     let journals = journal::read_all(home).unwrap_or_default();
     let mut takeover = Takeover::default();
     let mut turns = running(home, state).await?;
+    forget_dropped(home, state).await?;
     for turn in turns.values().filter(|turn| !turn.begun) {
         takeover.unbegun.insert(turn.row.turn_id.clone());
     }
@@ -132,6 +133,23 @@ async fn running(
         running.insert(row.session_id.clone(), LegacyTurn { row, begun });
     }
     Ok(running)
+}
+
+/// Takes messages out of the queues that were dropped while they waited: a
+/// broker that dies in between has told it, and the row is still there. It is
+/// the last thing that such a broker has written, so this must come before
+/// anything is written for it.
+async fn forget_dropped(home: &Home, state: &StateHandle) -> Result<(), StateError> {
+    for row in state.run(State::queues).await? {
+        let (path, turn) = (home.transcript(&row.session_id), row.turn_id.clone());
+        let read = tokio::task::spawn_blocking(move || transcript::standing(&path, &turn));
+        // One that can't be read is looked after by its session.
+        if let Some(Standing::Ended(_)) = read.await.ok().and_then(Result::ok) {
+            let remove = move |state: &State| state.remove_queued(&row.session_id, &row.turn_id);
+            state.run(remove).await?;
+        }
+    }
+    Ok(())
 }
 
 fn is_alive(identity: &ProcessIdentity) -> bool {

@@ -67,6 +67,7 @@ use ade_protocol::{Generation, TurnId};
 
 pub use again::SENT;
 pub use machine::Machine;
+pub(crate) use texts::DROPPED_BY_RECOVERY;
 
 /// Time since any fixed moment, on a clock that does not jump.
 pub type Mono = Duration;

@@ -39,7 +39,11 @@ impl Actor {
             Ok(rows) if rows.is_empty() => {}
             Ok(rows) => {
                 let count = rows.len();
-                let rows = rows.into_iter().map(|row| (row.turn_id, row.prompt));
+                let rows = rows.into_iter().map(|row| Queued {
+                    turn: row.turn_id,
+                    prompt: row.prompt,
+                    steers: row.steers,
+                });
                 self.machine.restore_queue(rows);
                 if self.machine.is_held() {
                     let message = format!(
@@ -223,6 +227,7 @@ impl Actor {
             session_id: self.row.session_id.clone(),
             turn_id: row.turn,
             prompt: row.prompt,
+            steers: row.steers,
             queued_at: clock::timestamp(),
         };
         self.store("queue a message", move |state| {

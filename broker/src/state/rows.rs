@@ -153,6 +153,8 @@ pub struct QueuedRow {
     pub turn_id: TurnId,
     /// The user's message.
     pub prompt: String,
+    /// The turn that it was meant to go into, for a steer.
+    pub steers: Option<TurnId>,
     /// When it was queued: RFC 3339, UTC, milliseconds.
     pub queued_at: String,
 }

@@ -70,6 +70,9 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE cards ADD COLUMN opened_at_ms INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE cards ADD COLUMN settled TEXT;
 ",
+    "
+    ALTER TABLE queue ADD COLUMN steers TEXT;
+",
 ];
 
 fn known() -> i64 {

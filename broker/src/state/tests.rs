@@ -51,6 +51,7 @@ fn queued(session: &str, id: &str) -> QueuedRow {
         session_id: session.into(),
         turn_id: id.into(),
         prompt: format!("prompt {id}"),
+        steers: None,
         queued_at: "t".into(),
     }
 }
@@ -397,6 +398,29 @@ fn files_are_private_and_newer_schemas_and_rubbish_are_left_alone() {
     std::fs::write(&rubbish, "not a database ".repeat(1000)).unwrap();
     let error = State::open(&rubbish).unwrap_err();
     assert!(matches!(error, StateError::Damaged { .. }), "{error:?}");
+}
+
+#[test]
+fn a_queue_of_an_older_schema_has_no_steers_and_new_ones_are_kept() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    state.insert_session(&session("s")).unwrap();
+    // As the schema before left it.
+    let old = "ALTER TABLE queue DROP COLUMN steers;
+               INSERT INTO queue (session_id, turn_id, prompt, queued_at)
+               VALUES ('s', 't1', 'prompt t1', 't');
+               PRAGMA user_version = 3;";
+    state.conn.execute_batch(old).unwrap();
+    drop(state);
+    let state = open(&folder);
+    let steer = |id: &str| QueuedRow {
+        steers: Some("t0".into()),
+        ..queued("s", id)
+    };
+    state.enqueue(&steer("t2")).unwrap();
+    state.enqueue_first(&steer("t3")).unwrap();
+    let rows = [steer("t3"), queued("s", "t1"), steer("t2")];
+    assert_eq!(state.queue(&"s".into()).unwrap(), rows);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::rows::{signed, to_word, unsigned};
 use super::{QueuedRow, RowFault, State, StateError, TurnRow};
 
 const TURN: &str = "session_id, turn_id, prompt, started_at, generation, sends, state, armed_at_ms";
-const QUEUED: &str = "session_id, turn_id, prompt, queued_at";
+const QUEUED: &str = "session_id, turn_id, prompt, queued_at, steers";
 
 fn turn_row(row: &Row<'_>) -> Result<TurnRow, RowFault> {
     Ok(TurnRow {
@@ -29,6 +29,7 @@ fn queued_row(row: &Row<'_>) -> Result<QueuedRow, RowFault> {
         turn_id: row.get::<_, String>(1)?.into(),
         prompt: row.get(2)?,
         queued_at: row.get(3)?,
+        steers: row.get::<_, Option<String>>(4)?.map(TurnId::from),
     })
 }
 
@@ -154,9 +155,10 @@ impl State {
     /// # Errors
     /// [`StateError`].
     pub fn enqueue(&self, message: &QueuedRow) -> Result<(), StateError> {
-        let sql = format!("INSERT INTO queue ({QUEUED}) VALUES (?1, ?2, ?3, ?4)");
+        let sql = format!("INSERT INTO queue ({QUEUED}) VALUES (?1, ?2, ?3, ?4, ?5)");
         let (session, turn) = (message.session_id.as_str(), message.turn_id.as_str());
-        let values = params![session, turn, message.prompt, message.queued_at];
+        let steers = message.steers.as_ref().map(TurnId::as_str);
+        let values = params![session, turn, message.prompt, message.queued_at, steers];
         self.execute("queue a message", &sql, values).map(drop)
     }
 
@@ -167,10 +169,11 @@ impl State {
     pub fn enqueue_first(&self, message: &QueuedRow) -> Result<(), StateError> {
         let sql = format!(
             "INSERT INTO queue (place, {QUEUED}) VALUES
-             ((SELECT coalesce(min(place), 0) - 1 FROM queue), ?1, ?2, ?3, ?4)"
+             ((SELECT coalesce(min(place), 0) - 1 FROM queue), ?1, ?2, ?3, ?4, ?5)"
         );
         let (session, turn) = (message.session_id.as_str(), message.turn_id.as_str());
-        let values = params![session, turn, message.prompt, message.queued_at];
+        let steers = message.steers.as_ref().map(TurnId::as_str);
+        let values = params![session, turn, message.prompt, message.queued_at, steers];
         self.execute("queue a message", &sql, values).map(drop)
     }
 

@@ -163,7 +163,22 @@ impl World {
         };
         world.machine = Machine::attaching(rules(ABLE), (turn, prompt), legacy);
         world.generation = 1;
+        if again.is_some() {
+            world.leave_a_steer();
+        }
         world
+    }
+
+    /// A message for the running turn waits, as the other broker had queued it.
+    fn leave_a_steer(&mut self) {
+        let steers = self.machine.turn().cloned();
+        let (turn, prompt) = self.message();
+        self.ledger.of(&turn).on_disk = true;
+        self.machine.restore_queue([Queued {
+            turn,
+            prompt,
+            steers,
+        }]);
     }
 
     fn on(&mut self, input: Input) {

@@ -135,15 +135,12 @@ impl Machine {
         match self.state {
             State::Attaching if running.stop_requested => self.finish_interrupted(now, out),
             State::Attaching if resumable => {
-                // Whether it got there nobody can tell any more, so it counts.
-                let noted = self.legacy.is_some_and(|legacy| legacy.noted);
-                if let Some(running) = &mut self.running {
-                    running.sends += u8::from(noted);
-                }
+                self.count_noted();
                 self.resume();
                 out.push(Effect::Acquire);
             }
             State::Attaching => {
+                self.count_noted();
                 self.legacy = None;
                 // The turn was lost with the other broker: what waits behind it
                 // is held like any queue that a broker left.
@@ -152,6 +149,14 @@ impl Machine {
             }
             State::Starting | State::Recovering => out.push(Effect::Acquire),
             _ => {}
+        }
+    }
+
+    /// Whether a message that was noted as sent got to its worker nobody can tell
+    /// any more, so it counts.
+    fn count_noted(&mut self) {
+        if let (Some(legacy), Some(running)) = (self.legacy, &mut self.running) {
+            running.sends += u8::from(legacy.noted);
         }
     }
 

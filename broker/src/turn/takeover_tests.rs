@@ -177,3 +177,70 @@ fn a_message_is_never_written_to_an_outdated_worker_that_was_taken_over() {
     let effects = rig.ended("a", completed());
     assert!(effects.contains(&Effect::Dispose), "{effects:?}");
 }
+
+/// A broker died in the recovery of `a`; the steer `s` and the message `b` wait.
+fn left_in_recovery(noted: bool, resumable: bool) -> Rig {
+    let legacy = Legacy {
+        sends: 1,
+        noted,
+        resumable,
+        again: Some(Again::Resend),
+        left: FIRST_EVENT,
+    };
+    let mut rig = Rig::new();
+    rig.machine = Machine::attaching(plain(), (id("a"), "prompt a".into()), legacy);
+    let waits = |turn: &str, steers: Option<&str>| Queued {
+        turn: id(turn),
+        prompt: format!("prompt {turn}"),
+        steers: steers.map(id),
+    };
+    let rows = [waits("s", Some("a")), waits("b", None)];
+    rig.machine.restore_queue(rows);
+    rig
+}
+
+#[test]
+fn a_steer_that_another_broker_left_belongs_to_its_turn_still() {
+    let dropped = |rig: &Rig| {
+        let told = |effect: &&Effect| matches!(effect, Effect::Drop { turn, notice: Some(_) } if *turn == id("s"));
+        rig.effects.iter().filter(told).count()
+    };
+    type Step = fn(&mut Rig);
+    let fails: [(bool, bool, Step); 3] = [
+        // No worker could be had instead.
+        (false, true, |rig| {
+            rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
+            rig.on(Input::WorkerFailed(fail(ErrorCategory::Exited)));
+        }),
+        // It had been sent again, and that worker is gone.
+        (true, false, |rig| {
+            rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
+        }),
+        // It has been sent again, and that worker is silent too.
+        (true, false, |rig| {
+            let unseen = Adopted::Has {
+                seen: false,
+                card: false,
+            };
+            rig.generation = 1;
+            rig.on(Input::Adopted(Generation(1), unseen));
+            rig.pass(90);
+            rig.pass(3);
+        }),
+    ];
+    for (noted, resumable, fails) in fails {
+        let mut rig = left_in_recovery(noted, resumable);
+        fails(&mut rig);
+        assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
+        assert_eq!((rig.ends("s").len(), dropped(&rig)), (1, 1));
+        assert_eq!(rig.sends("s"), 0);
+        assert_eq!(rig.ends("b"), [], "the message behind it stays");
+    }
+    let mut rig = left_in_recovery(false, true);
+    rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
+    rig.ready();
+    rig.event("a");
+    rig.ended("a", completed());
+    assert_eq!(rig.machine.turn(), Some(&id("s")), "as its own turn");
+    assert_eq!((rig.sends("s"), dropped(&rig)), (1, 0));
+}

@@ -124,7 +124,7 @@ pub(super) fn not_replaced(first: Option<&Failure>, failure: Failure) -> Failure
 }
 
 /// Why a steer was dropped when its turn could not be recovered.
-pub(super) const DROPPED_BY_RECOVERY: &str = "Your message for the running turn was dropped: the turn could not be recovered. Send it again \
+pub(crate) const DROPPED_BY_RECOVERY: &str = "Your message for the running turn was dropped: the turn could not be recovered. Send it again \
      if you still want it.";
 
 /// Why a steer was dropped when its turn was ended.

@@ -8,12 +8,12 @@ use super::{Effect, Interrupt, MAX_QUEUE, Mono, Queued, State};
 impl Machine {
     /// Takes back the messages that a broker which is gone left waiting. They
     /// were never sent. Without a running turn they are held until the user's
-    /// next message.
-    pub fn restore_queue(&mut self, rows: impl IntoIterator<Item = (TurnId, String)>) {
-        let rows = rows.into_iter().map(|(turn, prompt)| Queued {
-            turn,
-            prompt,
-            steers: None,
+    /// next message. A steer belongs to its turn if that one goes on.
+    pub fn restore_queue(&mut self, rows: impl IntoIterator<Item = Queued>) {
+        let running = self.turn().cloned();
+        let rows = rows.into_iter().map(|row| Queued {
+            steers: row.steers.filter(|turn| running.as_ref() == Some(turn)),
+            ..row
         });
         self.queue.extend(rows);
         self.held = self.state == State::Idle;

@@ -216,10 +216,16 @@ fn waiting_messages_can_be_edited_and_cancelled_until_they_run() {
 
 #[test]
 fn a_restored_queue_is_held_until_the_users_next_message() {
-    let rows = ["x", "y"].map(|turn| (id(turn), format!("prompt {turn}")));
+    let rows = ["x", "y"].map(|turn| Queued {
+        turn: id(turn),
+        prompt: format!("prompt {turn}"),
+        steers: Some(id("lost")),
+    });
     let mut rig = Rig::new();
     rig.machine.restore_queue(rows);
     assert!(rig.machine.is_held() && rig.machine.queued() == 2);
+    let belongs = rig.machine.queue().any(|row| row.steers.is_some());
+    assert!(!belongs, "to a turn that is lost");
     rig.pass(1_000);
     assert_eq!(rig.machine.state(), State::Idle);
     rig.on(send("n"));
