@@ -6,8 +6,9 @@ use std::io::Read;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use ade_leases::process::cgroup::{Cgroup, Folder};
 use ade_leases::process::{self, ProcessIdentity, Signal, Target};
 use serde_json::{Value, json};
 
@@ -441,6 +442,28 @@ impl Ade {
     fn kill_all(&self) {
         for identity in self.processes() {
             let _ = process::signal(&Target::Process(identity), Signal::SIGKILL);
+        }
+        self.remove_cgroups();
+    }
+
+    /// Removes the cgroups of workers that were killed with their broker: the
+    /// next broker of this home would, and there will be none.
+    fn remove_cgroups(&self) {
+        let until = Instant::now() + Duration::from_secs(2);
+        for journal in self.litter() {
+            let text = fs::read_to_string(&journal).unwrap_or_default();
+            let entry: Value = serde_json::from_str(&text).unwrap_or_default();
+            let path = entry["cgroup"]["path"].as_str().unwrap_or_default();
+            let Ok(cgroup) = Cgroup::open(Path::new(path)) else {
+                continue;
+            };
+            // What was just killed may be in it for a moment.
+            while cgroup.remove().is_err() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if let Some(folder) = Folder::of(&cgroup) {
+                folder.remove();
+            }
         }
     }
 

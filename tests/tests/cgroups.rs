@@ -290,3 +290,21 @@ fn a_read_only_hierarchy_is_not_used_and_nothing_is_missing() {
     let (said, _) = ade.expect_code(0, &["doctor"]);
     assert!(said.contains(about), "{said}");
 }
+
+#[test]
+fn a_test_that_fails_leaves_no_cgroup() {
+    let (ade, mut rpc) = ade_tests::ade::started("");
+    let Some(folder) = folder(&mut rpc) else {
+        return;
+    };
+    let chat = ade.chat(&mut rpc, "scripted", &ade.lane("lane"), json!({}));
+    ade.turn(&chat, "hello");
+    assert_eq!(below(&folder).len(), 1);
+    let broker = ade.broker_pid();
+    let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+        let _ade = ade;
+        signal(broker, Signal::SIGKILL);
+        std::panic::panic_any(());
+    }));
+    assert!(failed.is_err() && !folder.exists());
+}
