@@ -284,10 +284,10 @@ fn an_abort_while_the_worker_starts_ends_the_turn_at_once() {
     rpc.call("chat.abort", json!({"sessionId": chat}));
     let lines = ade.wait_done(&chat, &turn);
     assert_eq!(ended(&lines), "interrupted");
-    let generation = ade.session(&chat)["generation"].as_u64().unwrap();
     let events = ade.turn(&chat, "and now?");
     assert_eq!(ended(&events), "completed");
-    assert!(ade.session(&chat)["generation"].as_u64().unwrap() <= generation + 1);
+    // The start that was given up may have had its number, and one more has.
+    assert!(ade.session(&chat)["generation"].as_u64().unwrap() <= 2);
 }
 
 // ---- kills and stops in the middle of a turn
