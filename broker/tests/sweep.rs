@@ -237,3 +237,31 @@ fn strays_of_one_mark_are_killed_and_no_others() {
     assert!(report.survivors.is_empty() && marked(&one) == 0);
     assert!(other.lives());
 }
+
+/// In the test of that name this is the broker that an agent started.
+const MARKED_BROKER: &str = "ADE_TEST_MARKED_BROKER";
+
+#[test]
+fn a_broker_that_carries_the_mark_itself_is_spared() {
+    const NAME: &str = "a_broker_that_carries_the_mark_itself_is_spared";
+    if let Ok(mark) = std::env::var(MARKED_BROKER) {
+        let own = std::env::var(MARK_ENV).unwrap();
+        assert_eq!(own, mark);
+        let report = sweep::strays(&mark, None, GRACE.kill);
+        assert!(!report.killed.is_empty(), "{report:?}");
+        assert!(report.survivors.is_empty(), "{report:?}");
+        return;
+    }
+    let place = Place::new();
+    let worker = place.worker("");
+    let broker = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--test-threads", "1"])
+        .env(MARK_ENV, &worker.entry.mark)
+        .env(MARKED_BROKER, &worker.entry.mark)
+        .stdout(Stdio::null())
+        .process_group(0)
+        .status()
+        .unwrap();
+    assert!(broker.success(), "{broker}");
+    wait_until("the worker is dead", || !worker.lives());
+}

@@ -4,6 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
+use ade_protocol::boot::HostCommand;
 use common::{Rig, fixture, runs, shell, signal, timing, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -477,6 +478,23 @@ async fn sigterm_goes_to_the_whole_group_of_the_host() {
         rig.dir.path().join("child.bye").exists(),
         "it was asked too"
     );
+}
+
+#[tokio::test]
+async fn a_host_that_has_left_its_group_is_asked_all_the_same() {
+    let script = format!(
+        "trap 'echo bye > host.bye; exit 0' TERM; echo '{READY}'; while :; do sleep 0.02; done"
+    );
+    let host = HostCommand::Program {
+        program: env!("CARGO_BIN_EXE_ade-worker-harness").into(),
+        args: vec!["leave-group".into(), script],
+    };
+    let mut rig = Rig::start(host, timing());
+    rig.ready().await;
+    assert_eq!(rig.dispose().await["ok"], true);
+    rig.exits_in_order();
+    assert_eq!(rig.stages(), ["dispose", "eof", "term", "sweep"]);
+    assert!(rig.dir.path().join("host.bye").exists(), "it heard SIGTERM");
 }
 
 #[test]
