@@ -41,6 +41,7 @@ pub mod shared;
 pub mod socket;
 pub mod spawn;
 pub mod state;
+pub mod stuck;
 pub mod subscription;
 pub mod sweep;
 pub mod takeover;

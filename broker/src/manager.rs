@@ -52,6 +52,14 @@ impl Manager {
     ) -> Result<Self, crate::state::StateError> {
         let rows = shared.state.run(crate::state::State::sessions).await?;
         let mut sessions = Sessions::default();
+        for kept in takeover.kept {
+            if let Some(row) = rows
+                .iter()
+                .find(|row| row.session_id == kept.entry.session_id)
+            {
+                crate::session::watch_over(&shared, row, kept);
+            }
+        }
         for row in rows {
             let id = row.session_id.clone();
             let legacy = takeover.legacies.remove(&id);

@@ -45,6 +45,8 @@ use crate::shared::Shared;
 use crate::socket::{self, BoundSocket};
 use crate::spawn::Spawner;
 use crate::state::{State, StateHandle};
+use crate::stuck::Stuck;
+use crate::sweep::Kept;
 use crate::{ancestry, clock, endpoint, leftovers, limits, sweep, takeover, unknown};
 
 /// How long all sessions may take to stop. The escort of each has bounds of its
@@ -137,9 +139,9 @@ impl Broker {
         let config = Arc::new(config);
         let state = StateHandle::start(State::open(&home.state_db())?);
         let fence = state.run(State::next_fence).await?;
-        let takeover = takeover::find(&home, &state).await?;
+        let mut takeover = takeover::find(&home, &state).await?;
         let cgroups = Cgroups::prepare(&home, config.wants_cgroups());
-        sweep_leftovers(&home, takeover.workers()).await;
+        takeover.kept = sweep_leftovers(&home, takeover.workers()).await;
         cgroups.tidy(&home);
         leftovers::close(&home, &state, &takeover).await?;
         let spawner = Spawner::start(&home, None, cgroups.clone())?;
@@ -164,6 +166,7 @@ impl Broker {
             hub,
             fence,
             pool: Arc::new(pool),
+            stuck: Stuck::default(),
             home: home.clone(),
         };
         let ground = Ground::of(home.root()).map_err(|source| HomeError::Prepare {
@@ -393,12 +396,18 @@ async fn hurry_workers(home: &Home) {
     }
 }
 
-async fn sweep_leftovers(home: &Home, spare: BTreeSet<WorkerId>) {
+async fn sweep_leftovers(home: &Home, spare: BTreeSet<WorkerId>) -> Vec<Kept> {
     let grace = sweep::Grace::default();
     let home = home.clone();
     let swept = tokio::task::spawn_blocking(move || sweep::run_sparing(&home, grace, &spare)).await;
     match swept {
-        Ok(report) => tracing::info!(?report, "swept what the last broker left"),
-        Err(error) => tracing::error!(%error, "the sweep failed"),
+        Ok(report) => {
+            tracing::info!(?report, "swept what the last broker left");
+            report.kept
+        }
+        Err(error) => {
+            tracing::error!(%error, "the sweep failed");
+            Vec::new()
+        }
     }
 }

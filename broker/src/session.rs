@@ -61,7 +61,7 @@ use crate::sweep::Survivor;
 use crate::turn::Failure;
 
 pub use adopt::{Legacy, LegacyTurn};
-pub(crate) use escort::free_lease;
+pub(crate) use escort::{free_lease, watch_over};
 pub(crate) use queue::QueueAsk;
 
 /// Commands that may wait for a session. More callers than that wait for room.

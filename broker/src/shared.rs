@@ -14,6 +14,7 @@ use crate::pool::Pool;
 use crate::providers::Providers;
 use crate::spawn::Spawner;
 use crate::state::StateHandle;
+use crate::stuck::Stuck;
 
 /// Shared by all sessions.
 #[derive(Debug)]
@@ -38,4 +39,6 @@ pub struct Shared {
     pub fence: Fence,
     /// Places for workers.
     pub pool: Arc<Pool>,
+    /// Sessions beside whose last worker nothing is started.
+    pub stuck: Stuck,
 }

@@ -80,6 +80,15 @@ pub fn named(survivors: &[Survivor]) -> String {
     each.join(", ")
 }
 
+/// A worker of which something survived SIGKILL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Its journal, which is kept too.
+    pub entry: Entry,
+    /// What survived.
+    pub survivors: Vec<Survivor>,
+}
+
 /// What a sweep did. Pids are those of our pid namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
@@ -91,6 +100,8 @@ pub struct SweepReport {
     pub strays: Vec<i32>,
     /// What survived SIGKILL; journals of these stay.
     pub survivors: Vec<Survivor>,
+    /// Workers of which something survived.
+    pub kept: Vec<Kept>,
     /// Workers of which nothing can be said from here; their journals stay.
     pub unknown: Vec<WorkerId>,
     /// Journals that were removed.
@@ -174,7 +185,9 @@ pub fn run_sparing(home: &Home, grace: Grace, spare: &BTreeSet<WorkerId>) -> Swe
     } in left
     {
         if !stuck.is_empty() && is_alive(alive.as_ref()) {
-            report.survivors.extend(stuck);
+            report.survivors.extend(stuck.iter().cloned());
+            let survivors = stuck;
+            report.kept.push(Kept { entry, survivors });
             continue;
         }
         // Each has the whole grace: what does not die in it is stuck in the
@@ -187,8 +200,13 @@ pub fn run_sparing(home: &Home, grace: Grace, spare: &BTreeSet<WorkerId>) -> Swe
         if strays.survivors.is_empty() && strays.problem.is_none() && alive.is_none() {
             forget(home, &entry, &mut report);
         }
-        report.survivors.extend(strays.survivors);
-        report.survivors.extend(survivors(alive.as_slice()));
+        let mut survived = strays.survivors;
+        survived.extend(survivors(alive.as_slice()));
+        report.survivors.extend(survived.iter().cloned());
+        if !survived.is_empty() {
+            let survivors = survived;
+            report.kept.push(Kept { entry, survivors });
+        }
     }
     // A worker carries its own mark.
     let workers: BTreeSet<i32> = report.ended.iter().chain(&report.killed).copied().collect();

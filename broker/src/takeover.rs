@@ -15,6 +15,7 @@ use crate::home::Home;
 use crate::journal;
 use crate::session::{Legacy, LegacyTurn};
 use crate::state::{State, StateError, StateHandle, TurnRow};
+use crate::sweep::Kept;
 use crate::transcript::{self, Standing};
 
 /// What was found of a broker that is gone.
@@ -26,6 +27,8 @@ pub struct Takeover {
     pub unbegun: BTreeSet<TurnId>,
     /// Sessions whose worker has a journal, whatever became of it.
     pub recorded: BTreeSet<SessionId>,
+    /// Workers of which something survived the sweep.
+    pub kept: Vec<Kept>,
     /// Files that were journals.
     pub damaged: Vec<PathBuf>,
 }

@@ -61,6 +61,15 @@ impl Disk {
         }
     }
 
+    /// Takes a little of the room: enough, when it is given back, for a few
+    /// messages.
+    ///
+    /// # Panics
+    /// When there is not even that.
+    pub fn set_aside(&self) {
+        fs::write(self.filler(), [0; 32 * 1024]).expect("room");
+    }
+
     /// Gives it back.
     ///
     /// # Panics

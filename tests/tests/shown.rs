@@ -99,7 +99,7 @@ fn what_a_full_disk_does_not_take_was_shown_to_nobody() {
         return;
     }
     let mut ade = Ade::new();
-    let _disk = Disk::mount(&ade.home().join("transcripts"), "512k");
+    let disk = Disk::mount(&ade.home().join("transcripts"), "512k");
     ade.serve();
     let mut rpc = ade.rpc();
     let chat = ade.chat(&mut rpc, "scripted", &ade.lane("lane"), json!({}));
@@ -107,6 +107,7 @@ fn what_a_full_disk_does_not_take_was_shown_to_nobody() {
     let mut live = ade.rpc();
     live.request("ade/events/subscribe", json!({"sessionId": chat}))
         .expect("a subscription");
+    disk.set_aside();
     // Long batches: the last one is cut off in its middle.
     let (turn, _) = ade.send(&mut rpc, &chat, "!events 400 4000");
     let mut seen = vec![live.event("something is shown", |event| {
@@ -121,6 +122,7 @@ fn what_a_full_disk_does_not_take_was_shown_to_nobody() {
         drain(&mut late, &mut seen);
         ade.session(&chat)["lastStatus"] == "failed"
     });
+    disk.make_room();
     let (next, _) = ade.send(&mut rpc, &chat, "and now?");
     let rest = live.until_done(&next);
     assert_eq!(text_of(&of_turn(&rest, &next)), "You said: and now?");

@@ -227,3 +227,67 @@ fn a_new_broker_leaves_the_worker_that_waits_for_a_survivor_alone() {
     let mut rpc = ade.rpc();
     clean_again(&ade, &mut rpc, &chat, &file);
 }
+
+#[test]
+fn a_new_broker_starts_nothing_beside_what_a_dead_worker_left() {
+    let (mut ade, mut rpc) = started("");
+    let (chat, tree, file) = grown(&ade, &mut rpc);
+    let Some(freezer) = Freezer::freeze(tree.grandchild) else {
+        return;
+    };
+    drop(rpc);
+    ade.kill_broker();
+    signal(tree.worker, Signal::SIGKILL);
+    wait_dead(tree.worker);
+    for _ in 0..2 {
+        let begin = Instant::now();
+        ade.serve();
+        assert!(begin.elapsed() < BOUND);
+        // The journal is kept, so that each broker looks again.
+        needs_a_hand(&ade, tree.grandchild);
+        assert!(!ade.litter().is_empty(), "the journal");
+        refused(&ade, &chat, tree.grandchild);
+        assert_eq!(ade.births(&chat), 1, "no other worker beside it");
+        // However often it is refused, that says nothing of the agent.
+        for _ in 0..3 {
+            refused(&ade, &chat, tree.grandchild);
+        }
+        let other = ade.chat(&mut ade.rpc(), "scripted", &ade.lane("other"), json!({}));
+        assert_eq!(text_of(&ade.turn(&other, "hello")), "You said: hello");
+        ade.rpc().call("chat.delete", json!({"sessionId": other}));
+        assert_eq!(tree.alive(), [tree.grandchild]);
+        ade.kill_broker();
+    }
+    ade.serve();
+    freezer.thaw();
+    wait_dead(tree.grandchild);
+    let mut rpc = ade.rpc();
+    wait_true("the journal is gone", || ade.litter().is_empty());
+    clean_again(&ade, &mut rpc, &chat, &file);
+}
+
+#[test]
+fn what_outlives_the_worker_that_waited_for_it_is_waited_for_by_the_next_broker() {
+    let (mut ade, mut rpc) = started("");
+    let (chat, tree, file) = grown(&ade, &mut rpc);
+    let Some(freezer) = Freezer::freeze(tree.grandchild) else {
+        return;
+    };
+    rpc.call("chat.stop", json!({"sessionId": chat}));
+    drop(rpc);
+    ade.kill_broker();
+    ade.serve();
+    wait_true("the broker has met it", || {
+        ended(&ade.turn(&chat, "hello")) == "failed"
+    });
+    // Now nobody holds the lease.
+    signal(tree.worker, Signal::SIGKILL);
+    wait_dead(tree.worker);
+    refused(&ade, &chat, tree.grandchild);
+    assert_eq!(tree.alive(), [tree.grandchild]);
+    freezer.thaw();
+    wait_dead(tree.grandchild);
+    let mut rpc = ade.rpc();
+    wait_true("the journal is gone", || ade.litter().is_empty());
+    clean_again(&ade, &mut rpc, &chat, &file);
+}

@@ -154,8 +154,7 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
         }
         Err(failure) => {
             let timing = shared.config.worker_timing(&row.provider);
-            let file = crate::providers::session_file(&shared.home, &row);
-            Escort::new(&shared, process, timing, place, file)
+            Escort::new(&shared, process, timing, place, &row)
                 .leaving(failure.kind == STUCK)
                 .await
                 .leave();
@@ -242,7 +241,7 @@ async fn meet(
 }
 
 /// Tells of the end of a process that is not our child.
-fn watch_exit(identity: ProcessIdentity) -> watch::Receiver<Option<Exit>> {
+pub(super) fn watch_exit(identity: ProcessIdentity) -> watch::Receiver<Option<Exit>> {
     let (tx, rx) = watch::channel(None);
     tokio::spawn(async move {
         if let Ok(Some(pidfd)) = process::pidfd(&identity)

@@ -179,13 +179,7 @@ impl Actor {
             reconnects,
             ..
         } = worker;
-        let escort = Escort::new(
-            &self.shared,
-            process,
-            timing,
-            place,
-            crate::providers::session_file(&self.shared.home, &self.row),
-        );
+        let escort = Escort::new(&self.shared, process, timing, place, &self.row);
         let tx = self.tx.clone();
         tokio::spawn(async move {
             // The link is drained, so that the worker is never held up by its own

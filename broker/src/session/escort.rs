@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use ade_leases::process::cgroup::Cgroup;
 use ade_leases::process::{self, ProcessIdentity, Target};
-use ade_protocol::WorkerId;
 use ade_protocol::boot::WorkerTiming;
+use ade_protocol::{SessionId, WorkerId};
 use nix::sys::signal::Signal;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -23,7 +23,8 @@ use crate::cgroups;
 use crate::pool::Place;
 use crate::shared::Shared;
 use crate::spawn::Exit;
-use crate::sweep::{self, Survivor};
+use crate::state::SessionRow;
+use crate::sweep::{self, Kept, Survivor};
 
 /// How long strays may take to die after SIGKILL.
 const STRAYS_BOUND: Duration = Duration::from_secs(2);
@@ -102,6 +103,7 @@ pub(super) struct Escort {
     /// Freed when the tree is dead, so that the next worker finds the machine
     /// as empty as it was promised.
     place: Place,
+    session: SessionId,
     session_file: Option<PathBuf>,
 }
 
@@ -126,14 +128,15 @@ impl Escort {
         process: Process,
         timing: WorkerTiming,
         place: Place,
-        session_file: Option<PathBuf>,
+        row: &SessionRow,
     ) -> Self {
         Self {
             shared: Arc::clone(shared),
             process,
             timing,
             place,
-            session_file,
+            session: row.session_id.clone(),
+            session_file: crate::providers::session_file(&shared.home, row),
         }
     }
 
@@ -197,6 +200,12 @@ impl Escort {
     fn keep_vigil(self, survivors: Vec<Survivor>) -> Seen {
         let (pid, named) = (self.process.pid, sweep::named(&survivors));
         tracing::error!(worker = pid, survivors = named, "processes survive SIGKILL");
+        let left = if named.is_empty() {
+            pid.to_string()
+        } else {
+            named
+        };
+        self.shared.stuck.note(&self.session, left);
         Seen {
             survivors,
             vigil: Some(Vigil { escort: self }),
@@ -227,6 +236,7 @@ impl Escort {
             tracing::error!(%error, "the files of a worker were left");
         }
         self.shared.registry.forget(&self.process.worker_id);
+        self.shared.stuck.forget(&self.session);
         drop(self.place);
     }
 
@@ -277,6 +287,30 @@ impl Escort {
             tracing::warn!(%error, worker = %self.process.worker_id, "a worker was not signalled");
         }
     }
+}
+
+/// Waits for the end of what the worker of another broker left, as for that of
+/// an own one; until then the session gets no worker.
+pub(crate) fn watch_over(shared: &Arc<Shared>, row: &SessionRow, kept: Kept) {
+    let Kept { entry, survivors } = kept;
+    let cgroup = cgroups::of(&entry);
+    // Without an identity it got no first line, and so it has started nothing.
+    let Some(identity) = entry.identity else {
+        return;
+    };
+    let process = Process {
+        worker_id: entry.worker_id,
+        pid: identity.pid.get(),
+        identity: identity.clone(),
+        mark: entry.mark,
+        cgroup,
+        exit: super::adopt::watch_exit(identity),
+    };
+    let timing = shared.config.worker_timing(&row.provider);
+    let place = shared.pool.take(&row.session_id, &row.provider);
+    Escort::new(shared, process, timing, place, row)
+        .keep_vigil(survivors)
+        .leave();
 }
 
 /// Removes the lease of a worker that could not do it itself. Only a lease that

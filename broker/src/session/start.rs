@@ -132,16 +132,10 @@ pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
         Err(failure) => {
             // The link was dropped or never came: the worker is told by signal.
             let timing = plan.shared.config.worker_timing(&plan.row.provider);
-            Escort::new(
-                &plan.shared,
-                process,
-                timing,
-                place,
-                crate::providers::session_file(&plan.shared.home, &plan.row),
-            )
-            .depart()
-            .await
-            .leave();
+            Escort::new(&plan.shared, process, timing, place, &plan.row)
+                .depart()
+                .await
+                .leave();
             Err(failure)
         }
     }
@@ -155,8 +149,17 @@ pub(super) fn cancelled() -> Failure {
     )
 }
 
-/// The departing worker must be gone: two generations never overlap.
+/// The departing worker must be gone, and what was left of any before it: two
+/// generations never overlap.
 async fn wait_departing(plan: &Plan) -> Result<(), Failure> {
+    gone(plan).await?;
+    match plan.shared.stuck.of(&plan.row.session_id) {
+        None => Ok(()),
+        Some(survivors) => Err(beside(&format!(": {survivors} survive SIGKILL"))),
+    }
+}
+
+async fn gone(plan: &Plan) -> Result<(), Failure> {
     let Some(mut departing) = plan.departing.clone() else {
         return Ok(());
     };
@@ -172,10 +175,16 @@ async fn wait_departing(plan: &Plan) -> Result<(), Failure> {
         Ok(Err(_)) => return Ok(()),
         Err(_) => String::new(),
     };
+    Err(beside(&why))
+}
+
+fn beside(why: &str) -> Failure {
     let message = format!(
         "the session's previous worker has not ended yet{why}; nothing was started beside it"
     );
-    Err(Failure::new("start_failed", ErrorCategory::Exited, message))
+    // Of no category that counts against the agent, and with it against all the
+    // sessions of its kind.
+    Failure::new("start_failed", ErrorCategory::Unknown, message)
 }
 
 /// Waits in the line for a place among all workers and among those that start.

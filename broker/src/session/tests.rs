@@ -119,6 +119,7 @@ impl Rig {
             hub,
             fence: Fence(1),
             pool: Arc::new(pool),
+            stuck: crate::stuck::Stuck::default(),
             config,
             home,
         });
@@ -387,7 +388,7 @@ async fn a_worker_that_is_deaf_and_has_no_link_is_killed_in_time() {
         }
         let place = rig.shared.pool.take(&SESSION.into(), "scripted");
         let process = stand.process.clone();
-        let escort = Escort::new(&rig.shared, process, timing, place, None);
+        let escort = Escort::new(&rig.shared, process, timing, place, &rig.actor.row);
         let seen = tokio::time::timeout(BOUND, escort.depart())
             .await
             .expect("in time");
