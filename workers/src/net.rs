@@ -105,6 +105,7 @@ mod tests {
 
     #[test]
     fn what_a_host_started_before_it_was_moved_is_moved_after_it() {
+        let _alone = crate::tree::STARTS.lock();
         let folder = match Folder::prepare(&format!("ade-t{}", std::process::id())) {
             Ok(folder) => folder,
             Err(error) => {

@@ -12,7 +12,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use ade_leases::process::cgroup::Cgroup;
-use ade_leases::process::{self, Pid, ProcessEntry, ProcessIdentity, Signal, Target};
+use ade_leases::process::{self, Liveness, Pid, ProcessEntry, ProcessIdentity, Signal, Target};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 
 use crate::platform;
@@ -34,7 +34,8 @@ pub(crate) fn reap_strangers(host: Option<i32>) -> usize {
 
 /// One round of killing everything below this process: its descendants, who
 /// carries the mark, who is in the cgroup. Returns who was still alive when the
-/// round began. `host` is whom somebody else reaps.
+/// round began. `host` is whom somebody else reaps, `before` is whom the last
+/// round found.
 ///
 /// # Errors
 /// The process table can't be read, so nobody can say what is left.
@@ -42,12 +43,17 @@ pub(crate) fn kill_below(
     host: Option<i32>,
     mark: Option<(&str, &str)>,
     cgroup: Option<&Cgroup>,
+    before: &[ProcessIdentity],
 ) -> io::Result<Vec<ProcessIdentity>> {
     reap_strangers(host);
     // What can't be looked at has nobody: the net is only one more.
     let netted = cgroup.filter(|cgroup| cgroup.is_populated().unwrap_or(false));
     if platform::is_childless() == Some(true) && netted.is_none() {
-        return Ok(Vec::new());
+        // Who was found by its mark is not our child, and dies when it gets to
+        // run: no kernel tells us that it has.
+        let mut left = before.to_vec();
+        left.retain(|one| !matches!(one.liveness(), Liveness::Dead(_)));
+        return Ok(left);
     }
     let table = process::table()?;
     let mut alive = Vec::new();
@@ -85,12 +91,19 @@ pub(crate) fn kill_below(
 /// the way out of a panic, where no runtime is left.
 pub(crate) fn kill_below_now(mark: Option<(&str, &str)>, cgroup: Option<&Cgroup>, bound: Duration) {
     let until = Instant::now() + bound;
-    while kill_below(None, mark, cgroup).is_ok_and(|alive| !alive.is_empty())
+    let mut before = Vec::new();
+    while let Ok(alive) = kill_below(None, mark, cgroup, &before)
+        && !alive.is_empty()
         && Instant::now() < until
     {
+        before = alive;
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// Held by tests that start processes, since one kills all that are below.
+#[cfg(test)]
+pub(crate) static STARTS: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 #[cfg(test)]
 mod tests {
@@ -98,7 +111,19 @@ mod tests {
     use std::process::Command;
 
     #[test]
+    fn who_is_no_child_is_waited_for_until_it_is_dead() {
+        let _alone = STARTS.lock();
+        let above = Pid::new(i64::from(nix::unistd::getppid().as_raw())).expect("a pid");
+        let above = ProcessIdentity::of(above).expect("a look").expect("alive");
+        let mut gone = above.clone();
+        gone.start_ticks += 1;
+        let left = kill_below(None, None, None, &[above.clone(), gone]);
+        assert_eq!(left.expect("a look"), [above]);
+    }
+
+    #[test]
     fn nothing_below_survives() {
+        let _alone = STARTS.lock();
         let script = "sleep 300 & sleep 300 & wait";
         let shell = Command::new("/bin/sh").args(["-c", script]).spawn();
         let shell = i32::try_from(shell.expect("a shell").id()).expect("a pid");

@@ -142,7 +142,8 @@ impl Session {
     fn sweep(&mut self) -> Option<Effect> {
         let mark = self.mark.as_deref().map(|mark| (MARK_ENV, mark));
         let host = self.host.as_ref().map(Host::pid);
-        let left = match tree::kill_below(host, mark, self.cgroup.as_ref()) {
+        let cgroup = self.cgroup.as_ref();
+        let left = match tree::kill_below(host, mark, cgroup, &self.survivors) {
             Ok(alive) => {
                 let left = alive.len();
                 self.survivors = alive;
@@ -347,7 +348,7 @@ impl Session {
         }
         let mark = self.mark.as_deref().map(|mark| (MARK_ENV, mark));
         let host = self.host.as_ref().map(Host::pid);
-        let left = tree::kill_below(host, mark, self.cgroup.as_ref());
+        let left = tree::kill_below(host, mark, self.cgroup.as_ref(), &self.survivors);
         if left.is_ok_and(|left| left.is_empty()) {
             self.vigil = None;
             return self.tree_is_dead();
