@@ -40,10 +40,12 @@ use crate::subscription;
 /// Requests of one connection that run at once. One more waits unread.
 const CONCURRENT: usize = 64;
 
-/// Pieces, 64 KiB at most but for single long lines, that may wait for a
-/// connection's writer. Whoever has one more waits:
-/// subscriptions then fill their own bounded queue.
-const WRITE_QUEUE: usize = 16;
+/// Pieces that may wait for a connection's writer. One is about 100 KiB at most
+/// (what a worker says in one read, with its envelopes), but for a single longer
+/// line. Whoever has one more waits: subscriptions then fill their own bounded
+/// queue. A client that does not read costs these, the one in the writer's hands
+/// and that queue: 4.5 MiB as a rule.
+const WRITE_QUEUE: usize = 4;
 
 /// Subscriptions of one connection. One more is refused.
 const SUBSCRIPTIONS: usize = 256;

@@ -110,6 +110,9 @@ impl Outgoing {
 
     fn seal(&mut self) {
         if !self.lines.is_empty() {
+            // Queues count lengths, and room that was made in vain is kept as
+            // long as the item is.
+            self.lines.shrink_to_fit();
             self.items.push(Item::Events {
                 first: self.first,
                 last: self.last,
