@@ -63,6 +63,14 @@ fn flags(ade: &Ade, chat: &str) -> (bool, bool) {
     .expect("the session")
 }
 
+/// The provider's id of the agent.
+fn agent(ade: &Ade, chat: &str) -> String {
+    let db = rusqlite::Connection::open(ade.home().join("state.db")).expect("state.db");
+    let query = "SELECT provider_session_id FROM sessions WHERE session_id = ?1";
+    let id = db.query_row(query, [chat], |row| row.get(0));
+    id.expect("the agent's id")
+}
+
 /// Where the running turn stands, in `state.db`.
 fn standing(ade: &Ade, chat: &str) -> String {
     let db = rusqlite::Connection::open(ade.home().join("state.db")).expect("state.db");
@@ -95,6 +103,7 @@ fn a_fresh_agent_is_told_the_whole_chat_once() {
     let (ade, _, chat) = started(REPLAY);
     ade.turn(&chat, "remember the blue door");
     let first = file(&ade, &chat);
+    let old = agent(&ade, &chat);
     let prompt = "!hang-once\n!recall";
     let events = ade.turn(&chat, prompt);
     assert_eq!(status(&events), "completed");
@@ -105,6 +114,11 @@ fn a_fresh_agent_is_told_the_whole_chat_once() {
         "{told}"
     );
     assert_eq!(told.matches(HEADER).count(), 1, "{told}");
+    let new = agent(&ade, &chat);
+    assert_ne!(old, new);
+    let agents =
+        format!("this conversation ({old}) could not go on and was replaced by you ({new}).");
+    assert!(told.contains(&agents), "{agents}: {told}");
     assert!(
         !told.contains("hang-once"),
         "the message itself is not replayed: {told}"
@@ -125,9 +139,10 @@ fn after_a_second_silence_the_next_message_goes_to_a_fresh_agent() {
     ade.turn(&chat, "remember the blue door");
     let events = ade.turn(&chat, "!hang");
     assert_eq!(status(&events), "failed");
-    let second = file(&ade, &chat);
+    let (second, old) = (file(&ade, &chat), agent(&ade, &chat));
     assert_eq!(flags(&ade, &chat), (true, false));
     let told = text_of(&ade.turn(&chat, "!recall"));
+    assert_eq!(told.matches(&old).count(), 1, "the one before: {told}");
     assert!(
         told.contains("blue door") && told.matches(HEADER).count() == 1,
         "{told}"

@@ -231,6 +231,12 @@ impl Actor {
         let ready = started.ready.clone();
         self.row.generation = started.generation;
         self.row.session_file = ready.session_file.clone().or(self.row.session_file.take());
+        if let (Some(old), Some(new)) = (&self.row.provider_session_id, &ready.session_id)
+            && old != new
+        {
+            // One that was replaced before it was told anything is not named.
+            self.replaced_agent.get_or_insert_with(|| old.clone());
+        }
         self.row.provider_session_id = ready
             .session_id
             .clone()

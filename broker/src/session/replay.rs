@@ -34,11 +34,21 @@ pub(super) fn bound(context_window: Option<u64>) -> usize {
     })
 }
 
+/// The provider's ids of the agents, where they are known.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Agents {
+    /// The one that was told the chat last.
+    pub(super) old: Option<String>,
+    /// The one that is told it now.
+    pub(super) new: Option<String>,
+}
+
 /// Reads the transcript and tells it. `None`: there is nothing to tell. Blocks.
 pub(super) fn read(
     path: &Path,
     next: &TurnId,
     bound: usize,
+    agents: &Agents,
 ) -> Result<Option<String>, TranscriptError> {
     let mut replay = Replay::new(bound);
     let mut after = Seq(0);
@@ -54,7 +64,7 @@ pub(super) fn read(
             }
         }
         if page.reached_end || page.events.is_empty() {
-            return Ok(replay.finish());
+            return Ok(replay.finish(agents));
         }
     }
 }
@@ -118,7 +128,7 @@ impl Replay {
         }
     }
 
-    fn finish(self) -> Option<String> {
+    fn finish(self, agents: &Agents) -> Option<String> {
         if self.entries.is_empty() {
             return None;
         }
@@ -130,11 +140,16 @@ impl Replay {
             text.push_str(entry);
             text.push_str("\n\n");
         }
+        let named = |id: &Option<String>| {
+            let id = id.as_deref().filter(|id| !id.is_empty());
+            id.map_or_else(String::new, |id| format!(" ({id})"))
+        };
+        let (old, new) = (named(&agents.old), named(&agents.new));
         text.push_str(HEADER);
-        text.push_str(
-            " The agent of this conversation could not go on and was replaced by you. Above is \
-             what was said; go on from there. The user's next message follows.",
-        );
+        text.push_str(&format!(
+            " The agent of this conversation{old} could not go on and was replaced by you{new}. \
+             Above is what was said; go on from there. The user's next message follows."
+        ));
         Some(text)
     }
 }
@@ -176,7 +191,7 @@ mod tests {
         for event in events {
             replay.add(event);
         }
-        replay.finish()
+        replay.finish(&Agents::default())
     }
 
     #[test]
@@ -196,6 +211,34 @@ mod tests {
         assert!(text.starts_with(body), "{text}");
         assert_eq!(text.matches(HEADER).count(), 1);
         assert!(told(1_000, Vec::new()).is_none(), "nothing was said");
+    }
+
+    #[test]
+    fn the_header_names_the_agents_that_are_known() {
+        let header = |old: Option<&str>, new: Option<&str>| {
+            let mut replay = Replay::new(1_000);
+            replay.add(user("one"));
+            let agents = Agents {
+                old: old.map(str::to_owned),
+                new: new.map(str::to_owned),
+            };
+            let text = replay.finish(&agents).expect("a replay");
+            text.split_once(HEADER).expect("one header").1.to_owned()
+        };
+        let both = header(Some("agent-1"), Some("agent-2"));
+        let sentence = "The agent of this conversation (agent-1) could not go on and was replaced \
+                        by you (agent-2).";
+        assert!(both.contains(sentence), "{both}");
+        for (old, new) in [(None, None), (Some(""), Some(""))] {
+            let neither = header(old, new);
+            let sentence = "this conversation could not go on and was replaced by you. Above";
+            assert!(neither.contains(sentence), "{neither}");
+        }
+        let one = header(Some("agent-1"), None);
+        assert!(
+            one.contains("conversation (agent-1) could") && one.contains("by you."),
+            "{one}"
+        );
     }
 
     #[test]

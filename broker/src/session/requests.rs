@@ -47,7 +47,11 @@ impl Actor {
         let window = self.worker.as_ref().and_then(|worker| worker.window);
         let path = self.shared.home.transcript(&self.row.session_id);
         let (next, bound) = (next.clone(), replay::bound(window));
-        let told = tokio::task::spawn_blocking(move || replay::read(&path, &next, bound));
+        let agents = replay::Agents {
+            old: self.replaced_agent.take(),
+            new: self.row.provider_session_id.clone(),
+        };
+        let told = tokio::task::spawn_blocking(move || replay::read(&path, &next, bound, &agents));
         match told.await {
             Ok(Ok(replay)) => replay,
             Ok(Err(error)) => {
