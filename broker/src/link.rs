@@ -10,26 +10,26 @@
 //! of the socket's own buffer that it came in: it is checked and not copied.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ade_protocol::codec::{self, Line, LineCodec};
 use ade_protocol::frame::{FrameFault, FromWorker, Header, Hello, Known, ToWorker};
 use ade_protocol::limits::MAX_MALFORMED_IN_A_ROW;
-use ade_protocol::{Seq, SessionId, TurnId, WorkerId};
+use ade_protocol::{Seq, TurnId};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use futures_util::StreamExt;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+#[cfg(test)]
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio_util::codec::{Decoder, FramedRead};
 
-use crate::journal;
+mod registry;
+
+pub use registry::{Expectation, Registry};
 
 /// Bytes that are read from a worker in one go, and so the most that is taken
 /// from it before it is on disk, but for a single longer line.
@@ -377,149 +377,4 @@ fn put(buffer: &mut BytesMut, line: &Bytes) {
     buffer.reserve(line.len() + 1);
     buffer.extend_from_slice(line);
     buffer.extend_from_slice(b"\n");
-}
-
-/// Workers whose connection is expected.
-#[derive(Debug, Default)]
-pub struct Registry {
-    expected: Mutex<HashMap<WorkerId, Expected>>,
-}
-
-enum Admitted {
-    Expected(mpsc::Sender<Connection>),
-    WrongToken,
-    Unknown,
-}
-
-#[derive(Debug)]
-struct Expected {
-    token_hash: String,
-    /// Known once it was spawned.
-    process: Option<(i32, SessionId)>,
-    tx: mpsc::Sender<Connection>,
-}
-
-/// Removes the expectation when dropped.
-#[derive(Debug)]
-pub struct Expectation<'a> {
-    registry: &'a Registry,
-    id: WorkerId,
-}
-
-impl Drop for Expectation<'_> {
-    fn drop(&mut self) {
-        self.registry.forget(&self.id);
-    }
-}
-
-impl Registry {
-    /// Expects a worker; each connection that proves itself arrives on the
-    /// channel, also when it comes again.
-    pub fn expect(&self, id: &WorkerId, token: &str) -> mpsc::Receiver<Connection> {
-        self.expect_hash(id, journal::token_hash(token))
-    }
-
-    /// The same for a worker of which only the token's hash is known.
-    pub fn expect_hash(&self, id: &WorkerId, token_hash: String) -> mpsc::Receiver<Connection> {
-        let (tx, rx) = mpsc::channel(1);
-        let expected = Expected {
-            token_hash,
-            process: None,
-            tx,
-        };
-        self.map().insert(id.clone(), expected);
-        rx
-    }
-
-    /// Notes the pid of a worker and the chat that it serves. Before `attach` it
-    /// starts nothing, so nothing below it can be here earlier than this.
-    pub fn set_process(&self, id: &WorkerId, pid: i32, session: &SessionId) {
-        if let Some(expected) = self.map().get_mut(id) {
-            expected.process = Some((pid, session.clone()));
-        }
-    }
-
-    /// Pids of all workers from their start until their tree is dead, each with
-    /// its chat.
-    #[must_use]
-    pub fn processes(&self) -> HashMap<i32, SessionId> {
-        self.map()
-            .values()
-            .filter_map(|expected| expected.process.clone())
-            .collect()
-    }
-
-    /// Expects nothing of this worker any more.
-    pub fn forget(&self, id: &WorkerId) {
-        self.map().remove(id);
-    }
-
-    /// Ties an expectation to a scope.
-    #[must_use]
-    pub fn guard(&self, id: &WorkerId) -> Expectation<'_> {
-        Expectation {
-            registry: self,
-            id: id.clone(),
-        }
-    }
-
-    fn map(&self) -> std::sync::MutexGuard<'_, HashMap<WorkerId, Expected>> {
-        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn admit(&self, hello: &Hello) -> Admitted {
-        let map = self.map();
-        let Some(expected) = map.get(&hello.worker_id) else {
-            return Admitted::Unknown;
-        };
-        // Hashes of equal length are compared: their prefix tells nothing
-        // about the token.
-        if expected.token_hash == journal::token_hash(&hello.token) {
-            Admitted::Expected(expected.tx.clone())
-        } else {
-            Admitted::WrongToken
-        }
-    }
-
-    /// Reads `hello` from a new connection and hands it to whoever waits. Who
-    /// does not speak, or shows a wrong token, is dropped without an answer; a
-    /// worker that nobody knows is given back.
-    pub async fn welcome(&self, stream: UnixStream) -> Option<Connection> {
-        let (reader, writer) = stream.into_split();
-        let mut reader = FramedRead::with_capacity(reader, LineCodec::default(), HELLO);
-        let first = tokio::time::timeout(HELLO_BOUND, reader.next()).await;
-        let Ok(Some(Ok(Line::Whole(line)))) = first else {
-            tracing::warn!("a connection on the workers' socket said nothing");
-            return None;
-        };
-        let hello = match FromWorker::parse(&codec::text(&line)) {
-            Ok(Known::Frame(FromWorker::Hello(hello))) => hello,
-            Ok(_) => {
-                tracing::warn!("a connection on the workers' socket did not begin with hello");
-                return None;
-            }
-            Err(fault) => {
-                tracing::warn!(%fault, "a connection on the workers' socket spoke no frame");
-                return None;
-            }
-        };
-        let admitted = self.admit(&hello);
-        let connection = Connection {
-            hello,
-            reader,
-            writer,
-        };
-        let tx = match admitted {
-            Admitted::Expected(tx) => tx,
-            Admitted::WrongToken => {
-                tracing::warn!(worker = %connection.hello.worker_id, "a wrong token");
-                return None;
-            }
-            Admitted::Unknown => return Some(connection),
-        };
-        if tx.send_timeout(connection, HELLO_BOUND).await.is_err() {
-            tracing::warn!("nobody waits for this worker any more");
-        }
-        None
-    }
 }

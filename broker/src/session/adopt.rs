@@ -206,6 +206,9 @@ async fn meet(
         },
     };
     let Some(connection) = connection else {
+        if let Some(failure) = start::of_another_version(shared, process) {
+            return Err(failure);
+        }
         let message = format!(
             "the worker (pid {}) did not connect again in time",
             process.pid

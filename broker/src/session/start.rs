@@ -361,6 +361,9 @@ async fn greet(
         () = tokio::time::sleep(bound::HELLO) => None,
     };
     let Some(connection) = connection else {
+        if let Some(failure) = of_another_version(&plan.shared, process) {
+            return Err(failure);
+        }
         let message = format!("the worker (pid {}) did not report in time", process.pid);
         return Err(Failure::new(
             "start_failed",
@@ -393,6 +396,16 @@ async fn greet(
         host_pid: progress.host_pid,
         lease_held: progress.lease_held,
     })
+}
+
+/// Why a worker that came is not served, where it speaks another version.
+pub(super) fn of_another_version(shared: &Shared, process: &Process) -> Option<Failure> {
+    let fault = shared.registry.fault(&process.worker_id)?;
+    Some(protocol(&format!(
+        "the worker (pid {}) is of another version of ade: {fault}; `ade serve --replace` starts a \
+         broker of the installed version",
+        process.pid
+    )))
 }
 
 fn check_hello(hello: &Hello, session: &SessionId) -> Result<(), Failure> {
