@@ -4,6 +4,8 @@
 //! [`Escort`] at once. Either way no other one starts before its tree is dead:
 //! [`Departing`] is what the next start waits for.
 
+use std::time::Duration;
+
 use ade_leases::process::{self, ProcessIdentity, Signal, Target};
 use ade_protocol::action::Steered;
 use ade_protocol::event::{ErrorCategory, Event, NoticeLevel};
@@ -15,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::actor::Actor;
 use super::escort::Escort;
+use super::start::Plan;
 use super::worker::{Pending, Worker};
 use super::{Command, Reply, report};
 use crate::clock;
@@ -26,6 +29,9 @@ use crate::turn::{Failure, Input, State};
 /// Operation of the error that a worker reports when something below it
 /// survives SIGKILL.
 pub(super) const SWEEP: &str = "sweep";
+
+/// How long a start waits for a departing worker, beyond its own ladder.
+const EXTRA: Duration = Duration::from_secs(1);
 
 /// How a worker is seen off.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -275,6 +281,44 @@ impl Actor {
         self.see_off(worker, Leave::Ended);
         self.input(Input::WorkerExited(generation, failure)).await;
     }
+}
+
+/// The departing worker must be gone, and what was left of any before it: two
+/// generations never overlap.
+pub(super) async fn wait_departing(plan: &Plan) -> Result<(), Failure> {
+    gone(plan).await?;
+    match plan.shared.stuck.of(&plan.row.session_id) {
+        None => Ok(()),
+        Some(survivors) => Err(beside(&format!(": {survivors} survive SIGKILL"))),
+    }
+}
+
+async fn gone(plan: &Plan) -> Result<(), Failure> {
+    let Some(mut departing) = plan.departing.clone() else {
+        return Ok(());
+    };
+    let timing = plan.shared.config.worker_timing(&plan.row.provider);
+    let longest = super::escort::longest(timing) + EXTRA;
+    let waited = tokio::time::timeout(longest, departing.wait_for(|gone| *gone != Way::Going));
+    let why = match waited.await {
+        Ok(Ok(gone)) => match &*gone {
+            Way::Stuck(survivors) => format!(": {survivors} survive SIGKILL"),
+            Way::Going | Way::Over => return Ok(()),
+        },
+        // Whoever saw it off has ended, and with that the worker.
+        Ok(Err(_)) => return Ok(()),
+        Err(_) => String::new(),
+    };
+    Err(beside(&why))
+}
+
+fn beside(why: &str) -> Failure {
+    let message = format!(
+        "the session's previous worker has not ended yet{why}; nothing was started beside it"
+    );
+    // Of no category that counts against the agent, and with it against all the
+    // sessions of its kind.
+    Failure::new("start_failed", ErrorCategory::Unknown, message)
 }
 
 /// Takes what a worker says on its way out; only the stage is of interest.

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::depart::Way;
+use super::depart::{Way, wait_departing};
 use super::escort::{Escort, Process};
 use super::{Command, figures};
 use crate::classify::{self, AGENT_NOT_FOUND};
@@ -40,8 +40,6 @@ mod bound {
     pub(super) const ATTACH: Duration = Duration::from_secs(5);
     /// `init` until its response: the contract's 30 s and the way there.
     pub(super) const INIT: Duration = Duration::from_secs(32);
-    /// A departing worker until it is gone, beyond its own ladder.
-    pub(super) const DEPART_EXTRA: Duration = Duration::from_secs(1);
 }
 
 /// What a start needs.
@@ -147,44 +145,6 @@ pub(super) fn cancelled() -> Failure {
         ErrorCategory::Unknown,
         "the start was cancelled",
     )
-}
-
-/// The departing worker must be gone, and what was left of any before it: two
-/// generations never overlap.
-async fn wait_departing(plan: &Plan) -> Result<(), Failure> {
-    gone(plan).await?;
-    match plan.shared.stuck.of(&plan.row.session_id) {
-        None => Ok(()),
-        Some(survivors) => Err(beside(&format!(": {survivors} survive SIGKILL"))),
-    }
-}
-
-async fn gone(plan: &Plan) -> Result<(), Failure> {
-    let Some(mut departing) = plan.departing.clone() else {
-        return Ok(());
-    };
-    let timing = plan.shared.config.worker_timing(&plan.row.provider);
-    let longest = super::escort::longest(timing) + bound::DEPART_EXTRA;
-    let waited = tokio::time::timeout(longest, departing.wait_for(|gone| *gone != Way::Going));
-    let why = match waited.await {
-        Ok(Ok(gone)) => match &*gone {
-            Way::Stuck(survivors) => format!(": {survivors} survive SIGKILL"),
-            Way::Going | Way::Over => return Ok(()),
-        },
-        // Whoever saw it off has ended, and with that the worker.
-        Ok(Err(_)) => return Ok(()),
-        Err(_) => String::new(),
-    };
-    Err(beside(&why))
-}
-
-fn beside(why: &str) -> Failure {
-    let message = format!(
-        "the session's previous worker has not ended yet{why}; nothing was started beside it"
-    );
-    // Of no category that counts against the agent, and with it against all the
-    // sessions of its kind.
-    Failure::new("start_failed", ErrorCategory::Unknown, message)
 }
 
 /// Waits in the line for a place among all workers and among those that start.
