@@ -379,7 +379,9 @@ pub enum Effect {
         /// Its new text.
         prompt: String,
     },
-    /// Take a message off the disk; it may come back.
+    /// Note on disk that a message does not wait any more, but may come back.
+    Clear(TurnId),
+    /// Take a message off the disk.
     Dequeue(TurnId),
     /// A message ends without ever having been a turn: take it off the disk and
     /// write its terminal event.

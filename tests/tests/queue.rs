@@ -2,7 +2,8 @@
 //! the death of a broker. On the scripted provider.
 
 use ade_tests::ade::Ade;
-use ade_tests::rpc::Rpc;
+use ade_tests::rpc::{Rpc, text_of};
+use ade_tests::turns::{ended, of_turn};
 use ade_tests::wait::wait_until;
 use serde_json::{Value, json};
 
@@ -225,6 +226,35 @@ fn a_cleared_queue_comes_back_for_a_moment_only() {
     );
     rpc.try_call("chat.queue_recover", json!({"sessionId": chat}))
         .expect_err("the moment is over");
+}
+
+#[test]
+fn what_was_cleared_when_a_broker_died_comes_back_or_ends() {
+    for (config, wanted) in [("", true), ("[turns]\nqueue_recovery_ms = 1500\n", false)] {
+        let (mut ade, mut rpc, chat, _, queued) = waiting(config, &["one", "two"]);
+        let asked = json!({"sessionId": chat, "prompt": "!emit x\n!hang", "mode": "replace"});
+        assert_eq!(rpc.call("chat.interrupt", asked)["cleared"], 2);
+        drop(rpc);
+        ade.kill_broker();
+        ade.serve();
+        let mut rpc = ade.rpc();
+        if wanted {
+            let back = rpc.call("chat.queue_recover", json!({"sessionId": chat}));
+            let back = prompts(&back);
+            assert_eq!(back[back.len() - 2..], ["one", "two"]);
+            // The new turn may wait for the user: the one before it had ended.
+            ade.send(&mut rpc, &chat, "go on");
+            ade.wait_transcript(&chat, "the new turn", |lines| text_of(lines).contains('x'));
+            rpc.call("chat.abort", json!({"sessionId": chat}));
+        }
+        // With nothing asked they end by themselves: nothing waits for ever.
+        for turn in &queued {
+            let lines = ade.wait_done(&chat, turn);
+            let status = if wanted { "completed" } else { "interrupted" };
+            assert_eq!(ended(&of_turn(&lines, turn)), status);
+        }
+        assert_eq!(said(&ade, &chat).contains(&"one".to_owned()), wanted);
+    }
 }
 
 #[test]

@@ -162,6 +162,7 @@ impl Actor {
         }
         let mut batch = Vec::new();
         self.load_queue().await;
+        self.load_cleared().await;
         // What a takeover began with.
         self.tell_settled().await;
         self.flush();
@@ -315,6 +316,7 @@ impl Actor {
             Effect::Quiet { turn, since } => self.tell_quiet(&turn, since),
             Effect::Enqueue { row, first } => self.row_queued(row, first).await,
             Effect::Edit { turn, prompt } => self.row_edited(turn, prompt).await,
+            Effect::Clear(turn) => self.row_cleared(turn).await,
             Effect::Dequeue(turn) => self.row_gone(turn).await,
             Effect::Drop { turn, notice } => self.row_dropped(turn, notice).await,
             Effect::Finish {

@@ -63,6 +63,27 @@ impl Actor {
         }
     }
 
+    /// Takes back what had been cleared for a moment when a broker died.
+    pub(super) async fn load_cleared(&mut self) {
+        let session = self.row.session_id.clone();
+        let rows = self.shared.state.run(move |state| state.cleared(&session));
+        match rows.await {
+            Ok(rows) => {
+                let rows = rows.into_iter().map(|row| Queued {
+                    turn: row.turn_id,
+                    prompt: row.prompt,
+                    // The turn that a steer was meant for is over.
+                    steers: None,
+                });
+                let now = self.now();
+                self.machine.restore_cleared(rows.collect(), now);
+            }
+            Err(error) => {
+                tracing::error!(session = %self.row.session_id, %error, "what was cleared was not read");
+            }
+        }
+    }
+
     pub(super) fn queue_full(&self) -> RpcError {
         let message = format!("{} messages wait already", self.machine.queued());
         RpcError::failed("queue_full", exit::FAILED, message)
@@ -244,6 +265,14 @@ impl Actor {
         let session = self.row.session_id.clone();
         self.store("edit a message", move |state| {
             state.edit_queued(&session, &turn, &prompt).map(drop)
+        })
+        .await;
+    }
+
+    pub(super) async fn row_cleared(&mut self, turn: TurnId) {
+        let session = self.row.session_id.clone();
+        self.store("clear a message", move |state| {
+            state.clear_queued(&session, &turn).map(drop)
         })
         .await;
     }

@@ -73,6 +73,9 @@ const MIGRATIONS: &[&str] = &[
     "
     ALTER TABLE queue ADD COLUMN steers TEXT;
 ",
+    "
+    ALTER TABLE queue ADD COLUMN cleared INTEGER NOT NULL DEFAULT 0;
+",
 ];
 
 fn known() -> i64 {

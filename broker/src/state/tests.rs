@@ -286,6 +286,31 @@ fn the_queue_keeps_its_order_and_moves_as_one_step() {
 }
 
 #[test]
+fn what_was_cleared_is_kept_and_runs_only_when_it_is_queued_again() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    let id = SessionId::from("s");
+    state.insert_session(&session("s")).unwrap();
+    for turn in ["t1", "t2", "t3"] {
+        state.enqueue(&queued("s", turn)).unwrap();
+    }
+    assert!(state.clear_queued(&id, &"t1".into()).unwrap());
+    assert!(state.clear_queued(&id, &"t2".into()).unwrap());
+    assert!(!state.clear_queued(&id, &"t9".into()).unwrap());
+    let turns = |rows: Vec<QueuedRow>| -> Vec<String> {
+        rows.iter().map(|row| row.turn_id.to_string()).collect()
+    };
+    assert_eq!(turns(state.queue(&id).unwrap()), ["t3"]);
+    assert_eq!(turns(state.cleared(&id).unwrap()), ["t1", "t2"]);
+    state.enqueue(&queued("s", "t1")).unwrap();
+    assert_eq!(turns(state.queue(&id).unwrap()), ["t3", "t1"]);
+    let first = state.start_queued(&id, "now").unwrap().unwrap();
+    assert_eq!(first.turn_id.as_str(), "t3");
+    assert!(state.remove_queued(&id, &"t2".into()).unwrap());
+    assert_eq!(turns(state.cleared(&id).unwrap()), [""; 0]);
+}
+
+#[test]
 fn cards_are_questions_without_secrets() {
     let folder = TempDir::new().unwrap();
     let state = open(&folder);
@@ -406,7 +431,8 @@ fn a_queue_of_an_older_schema_has_no_steers_and_new_ones_are_kept() {
     let state = open(&folder);
     state.insert_session(&session("s")).unwrap();
     // As the schema before left it.
-    let old = "ALTER TABLE queue DROP COLUMN steers;
+    let old = "ALTER TABLE queue DROP COLUMN cleared;
+               ALTER TABLE queue DROP COLUMN steers;
                INSERT INTO queue (session_id, turn_id, prompt, queued_at)
                VALUES ('s', 't1', 'prompt t1', 't');
                PRAGMA user_version = 3;";

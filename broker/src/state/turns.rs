@@ -150,11 +150,13 @@ impl State {
         self.query("read the running turns", &sql, [], turn_row)
     }
 
-    /// Queues a message behind those of its session.
+    /// Queues a message behind those of its session, also one that was cleared.
     ///
     /// # Errors
     /// [`StateError`].
     pub fn enqueue(&self, message: &QueuedRow) -> Result<(), StateError> {
+        let cleared = "DELETE FROM queue WHERE turn_id = ?1 AND cleared = 1";
+        self.execute("queue a message", cleared, [message.turn_id.as_str()])?;
         let sql = format!("INSERT INTO queue ({QUEUED}) VALUES (?1, ?2, ?3, ?4, ?5)");
         let (session, turn) = (message.session_id.as_str(), message.turn_id.as_str());
         let steers = message.steers.as_ref().map(TurnId::as_str);
@@ -192,13 +194,39 @@ impl State {
         Ok(self.execute("edit a message", sql, values)? > 0)
     }
 
-    /// The queue of a session, in order.
+    /// The queue of a session, in order, without what was cleared from it.
     ///
     /// # Errors
     /// [`StateError`].
     pub fn queue(&self, session: &SessionId) -> Result<Vec<QueuedRow>, StateError> {
-        let sql = format!("SELECT {QUEUED} FROM queue WHERE session_id = ?1 ORDER BY place");
-        self.query("read a queue", &sql, [session.as_str()], queued_row)
+        self.queued(session, false)
+    }
+
+    /// What was cleared from the queue of a session, in order: it runs only
+    /// when it is queued again.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn cleared(&self, session: &SessionId) -> Result<Vec<QueuedRow>, StateError> {
+        self.queued(session, true)
+    }
+
+    fn queued(&self, session: &SessionId, cleared: bool) -> Result<Vec<QueuedRow>, StateError> {
+        let sql = format!(
+            "SELECT {QUEUED} FROM queue WHERE session_id = ?1 AND cleared = ?2 ORDER BY place"
+        );
+        let values = params![session.as_str(), cleared];
+        self.query("read a queue", &sql, values, queued_row)
+    }
+
+    /// Marks a message of a queue as cleared. False: it was not in it any more.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn clear_queued(&self, session: &SessionId, turn: &TurnId) -> Result<bool, StateError> {
+        let sql = "UPDATE queue SET cleared = 1 WHERE session_id = ?1 AND turn_id = ?2";
+        let values = [session.as_str(), turn.as_str()];
+        Ok(self.execute("clear a message", sql, values)? > 0)
     }
 
     /// The queues of all sessions, each in order.

@@ -19,6 +19,15 @@ impl Machine {
         self.held = self.state == State::Idle;
     }
 
+    /// Takes back the messages that were cleared when a broker died. How long
+    /// ago that was does not count: whoever wants them back could not say so.
+    pub fn restore_cleared(&mut self, rows: Vec<Queued>, now: Mono) {
+        if !rows.is_empty() {
+            let until = now + self.rules.timing.queue_recovery;
+            self.cleared = Some(Cleared { rows, until });
+        }
+    }
+
     /// Messages that wait.
     #[must_use]
     pub fn queued(&self) -> usize {
@@ -142,7 +151,7 @@ impl Machine {
         }
         self.drop_cleared(out);
         let rows: Vec<Queued> = self.queue.drain(..).collect();
-        out.extend(rows.iter().map(|row| Effect::Dequeue(row.turn.clone())));
+        out.extend(rows.iter().map(|row| Effect::Clear(row.turn.clone())));
         let until = now + self.rules.timing.queue_recovery;
         self.cleared = Some(Cleared { rows, until });
         self.held = false;

@@ -83,7 +83,7 @@ impl Ledger {
                 assert!(!message.on_disk && !message.begun);
                 message.on_disk = true;
             }
-            Effect::Dequeue(turn) => {
+            Effect::Clear(turn) | Effect::Dequeue(turn) => {
                 let message = self.of(turn);
                 assert!(message.on_disk);
                 message.on_disk = false;
