@@ -102,14 +102,17 @@ pub async fn call(
             message.to_lowercase(),
         ));
     }
+    let denied = |refused: RpcError| {
+        tracing::warn!(action, client = caller.name, ?role, "denied");
+        refused
+    };
+    let may = caller.standing.may_tell(manager, action, &arguments);
+    may.map_err(denied)?;
     match action {
         name::CHAT_CREATE => {
             let request: ChatCreate = arguments_of(arguments)?;
             let may = caller.standing.may_create(manager, request.permission);
-            if let Err(refused) = may {
-                tracing::warn!(action, client = caller.name, ?role, "denied");
-                return Err(refused);
-            }
+            may.map_err(denied)?;
             answer(&manager.create(request).await?)
         }
         name::CHAT_SHOW => answer(&show(manager, &arguments_of(arguments)?).await?),

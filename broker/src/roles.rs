@@ -3,17 +3,19 @@
 //! The user who owns ADE_HOME may do everything; what runs below one of our
 //! workers is an agent, whatever it says of itself. What each action needs is
 //! said by [`ade_protocol::action::ACTIONS`]; here is what that list cannot say:
-//! an agent makes no chat that may do more without a human than its own.
+//! an agent makes no chat that may do more without a human than its own, and
+//! tells none of that kind anything: what it may not do it cannot have done.
 //!
 //! What this module does not do: look at what a chat is told. Whoever may send
 //! may send anything.
 
 use std::collections::HashMap;
 
-use ade_protocol::action::{PermissionMode, Role};
+use ade_protocol::action::{PermissionMode, Role, name};
 use ade_protocol::boot::MARK_ENV;
 use ade_protocol::rpc::RpcError;
 use ade_protocol::{SessionId, exit};
+use serde_json::Value;
 
 use crate::manager::Manager;
 use crate::platform;
@@ -48,8 +50,7 @@ impl Standing {
         if self.role == Role::Cto {
             return Ok(());
         }
-        let chat = self.chat.as_ref().and_then(|id| manager.session(id).ok());
-        let own = chat.map(|chat| chat.view().info.permission);
+        let own = self.own_mode(manager);
         // Of one whose chat is not known only what any agent may.
         if is_no_looser(wanted, own.unwrap_or(PermissionMode::Plan)) {
             return Ok(());
@@ -68,7 +69,53 @@ impl Standing {
                 "or let the user allow it: `ade chat permission CHAT {wanted}`"
             )))
     }
+
+    fn own_mode(&self, manager: &Manager) -> Option<PermissionMode> {
+        let chat = self.chat.as_ref().and_then(|id| manager.session(id).ok());
+        chat.map(|chat| chat.view().info.permission)
+    }
+
+    /// Whether the chat that is named may be told something by this action. One
+    /// that is not known is for others to find out.
+    ///
+    /// # Errors
+    /// Which chat may do more than the caller's.
+    pub fn may_tell(
+        &self,
+        manager: &Manager,
+        action: &str,
+        arguments: &Value,
+    ) -> Result<(), RpcError> {
+        if self.role == Role::Cto || !TELLING.contains(&action) {
+            return Ok(());
+        }
+        let named = arguments.get("sessionId").and_then(Value::as_str);
+        let Some(chat) = named.and_then(|id| manager.session(&id.into()).ok()) else {
+            return Ok(());
+        };
+        let mode = chat.view().info.permission;
+        let own = self.own_mode(manager).unwrap_or(PermissionMode::Plan);
+        if is_no_looser(mode, own) {
+            return Ok(());
+        }
+        let message = format!(
+            "an agent cannot tell anything to a chat with the permission {}, which does more \
+             without asking than its own",
+            mode.name()
+        );
+        Err(RpcError::failed("denied", exit::DENIED, message)
+            .hint("let the user say it, or make a chat of your own with `ade chat create`"))
+    }
 }
+
+/// Actions that put words into a chat.
+const TELLING: &[&str] = &[
+    name::CHAT_SEND,
+    name::CHAT_STEER,
+    name::CHAT_INTERRUPT,
+    name::CHAT_QUEUE_EDIT,
+    name::CHAT_QUEUE_RECOVER,
+];
 
 /// Where a process stands among ours.
 enum Above {

@@ -191,3 +191,27 @@ fn i05_an_agent_answers_no_card_of_a_chat_that_it_made() {
     let events = rpc.until_done(sent["turnId"].as_str().unwrap());
     assert_eq!(of_type(&events, "tool_result")[0]["ok"], false);
 }
+
+/// What it may not do it cannot have done by a chat that may.
+#[test]
+fn i05_an_agent_tells_nothing_to_a_chat_that_does_more_without_asking() {
+    let ade = obedient();
+    let (looser, agent) = (Agent::new(&ade, "full-auto"), Agent::new(&ade, "default"));
+    let before = ade.session(&looser.chat)["lastSequence"].clone();
+    for (asked, prompt) in [
+        ("send", " x"),
+        ("steer", " x"),
+        ("interrupt", " --replace x"),
+        ("queue recover", ""),
+    ] {
+        let args = format!("chat {asked} {}{prompt}", looser.chat);
+        let (code, said) = agent.runs("", &args);
+        assert_eq!(code, 7, "{args}: {said}");
+        assert!(said.contains("permission full-auto"), "{said}");
+    }
+    assert_eq!(ade.session(&looser.chat)["lastSequence"], before);
+    for (from, to) in [(&agent, &agent), (&looser, &looser), (&looser, &agent)] {
+        let (code, said) = from.runs("", &format!("chat send --wait {} x", to.chat));
+        assert_eq!(code, 0, "{said}");
+    }
+}
