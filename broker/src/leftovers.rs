@@ -13,7 +13,7 @@ use crate::home::Home;
 use crate::state::{CardRow, QueuedRow, Settled, State, StateError, StateHandle, TurnRow};
 use crate::takeover::Takeover;
 use crate::transcript::{Transcript, TranscriptError};
-use crate::turn::{Again, DROPPED_BY_RECOVERY};
+use crate::turn::{Again, DROPPED_BY_RECOVERY, ENDED_BY_USER};
 
 /// Why leftovers could not be closed.
 #[derive(Debug, thiserror::Error)]
@@ -78,23 +78,28 @@ pub async fn close(
         if Again::read(&turn.state).is_some() {
             drop_steers(home, state, &turn).await?;
         }
+        let ended_by_user = turn.state == ENDED_BY_USER;
+        let status = if ended_by_user {
+            TurnStatus::Interrupted
+        } else {
+            TurnStatus::Failed
+        };
         let message = what_became(&turn.session_id, taken_over);
+        let error = (!ended_by_user).then_some(message);
         let mut events = if taken_over.unbegun.contains(&turn.turn_id) {
             crate::session::beginning(&turn.prompt).into()
         } else {
             Vec::new()
         };
+        events.extend(error.iter().map(|message| Event::Error {
+            category: ErrorCategory::Exited,
+            message: message.clone(),
+            detail: Some("kind: broker_ended".into()),
+        }));
         events.extend([
-            Event::Error {
-                category: ErrorCategory::Exited,
-                message: message.clone(),
-                detail: Some("kind: broker_ended".into()),
-            },
-            Event::Status {
-                status: TurnStatus::Failed,
-            },
+            Event::Status { status },
             Event::Done {
-                status: TurnStatus::Failed,
+                status,
                 stop_reason: None,
                 usage: None,
             },
@@ -106,12 +111,7 @@ pub async fn close(
         state
             .run(move |state| {
                 state
-                    .end_turn(
-                        &turn.session_id,
-                        &turn.turn_id,
-                        TurnStatus::Failed,
-                        Some(&message),
-                    )
+                    .end_turn(&turn.session_id, &turn.turn_id, status, error.as_deref())
                     .map(drop)
             })
             .await?;

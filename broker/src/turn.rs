@@ -65,7 +65,7 @@ use ade_protocol::card::Withdrawal;
 use ade_protocol::event::{ErrorCategory, Event, TurnStatus};
 use ade_protocol::{Generation, TurnId};
 
-pub use again::SENT;
+pub use again::{ENDED_BY_USER, SENT};
 pub use machine::Machine;
 pub(crate) use texts::DROPPED_BY_RECOVERY;
 
@@ -339,6 +339,9 @@ pub enum Effect {
         /// Set for the one automatic re-send.
         again: Option<Again>,
     },
+    /// Put on disk that the user has ended the turn, before anything is done for
+    /// it and before the user is told.
+    NoteEnd(TurnId),
     /// Write `abort` to the worker; answer with `AbortAnswered` when it does.
     Abort(TurnId),
     /// Put on disk, in one step, what the next start and the next send must do

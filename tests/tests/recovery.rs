@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ade_tests::ade::Ade;
 use ade_tests::rpc::{Rpc, text_of, types_of};
-use ade_tests::turns::{dones, of_type};
+use ade_tests::turns::{dones, of_turn, of_type};
 use ade_tests::wait::wait_true;
 use serde_json::{Value, json};
 
@@ -295,6 +295,29 @@ fn a_second_expired_token_is_one_error_in_our_words() {
         .status
         .code();
     assert_eq!(code, Some(6), "like any login that is refused");
+}
+
+/// That the user has ended a turn outlives the broker that was told so.
+#[test]
+fn a_turn_that_was_ended_in_its_recovery_is_not_sent_again_by_the_next_broker() {
+    for config in ["", REPLAY] {
+        let (mut ade, mut rpc, chat) = started(config);
+        ade.turn(&chat, "hello");
+        // It takes long to leave: time enough for the user and for the death.
+        let (turn, _) = ade.send(&mut rpc, &chat, "!ignore-term\n!hang-once\n!emit again");
+        ade.wait_state(&chat, "recovering");
+        rpc.call("chat.abort", json!({"sessionId": chat}));
+        drop(rpc);
+        ade.kill_broker();
+        ade.serve();
+        let lines = ade.wait_done(&chat, &turn);
+        let events = of_turn(&lines, &turn);
+        assert_eq!(status(&events), "interrupted");
+        assert_eq!(of_type(&events, "error"), Vec::<Value>::new());
+        assert!(!text_of(&events).contains("again"), "{events:?}");
+        goes_on(&ade, &chat);
+        let _ = ade.checked_transcript(&chat);
+    }
 }
 
 #[test]

@@ -297,6 +297,7 @@ impl Actor {
             } => {
                 self.write_message(&turn, &prompt, again).await;
             }
+            Effect::NoteEnd(turn) => self.note_end(turn).await,
             Effect::Abort(turn) => self.write_abort(&turn),
             Effect::Arm { rotate, again } => self.arm(rotate, again).await,
             Effect::Poison => self.dismiss(),

@@ -30,7 +30,7 @@ use crate::shared::Shared;
 use crate::spawn::Exit;
 use crate::state::{CardRow, SessionRow, TurnRow};
 use crate::sweep;
-use crate::turn::{Again, Failure};
+use crate::turn::{Again, ENDED_BY_USER, Failure};
 
 /// How long a worker may take to connect: its own pauses grow to one second.
 const CONNECT: Duration = Duration::from_secs(8);
@@ -70,10 +70,19 @@ pub struct LegacyTurn {
 }
 
 impl LegacyTurn {
+    /// Whether the user had ended it.
+    #[must_use]
+    pub fn is_ended_by_user(&self) -> bool {
+        self.row.state == ENDED_BY_USER
+    }
+
     /// Whether another worker may get the message without asking: it was never
     /// sent, or nothing of it had been seen and it was about to be sent again.
     #[must_use]
     pub fn is_resumable(&self) -> bool {
+        if self.is_ended_by_user() {
+            return false;
+        }
         let planned = Again::read(&self.row.state).is_some_and(|(_, planned)| planned);
         self.row.sends == 0 || planned
     }

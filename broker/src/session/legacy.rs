@@ -76,6 +76,9 @@ impl Actor {
                 Some(_) => Machine::attaching(rules, message, legacy),
                 None => Machine::resuming(rules, message, legacy),
             };
+            if turn.is_ended_by_user() {
+                self.machine.ended_by_user();
+            }
         }
         let Some((entry, identity)) = worker else {
             self.acquire();

@@ -13,7 +13,7 @@ use super::actor::Actor;
 use crate::clock;
 use crate::link::EventLine;
 use crate::state::Flags;
-use crate::turn::{Again, Failure, Input};
+use crate::turn::{Again, ENDED_BY_USER, Failure, Input};
 
 /// How often the end of a turn that is not on disk is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -69,6 +69,8 @@ impl Actor {
         self.row.flags.force_expire |= force_expire;
         let session = self.row.session_id.clone();
         let planned = self.machine.turn().cloned().zip(again);
+        // That the user has ended it stays.
+        let planned = planned.filter(|_| !self.machine.is_ended_by_user());
         self.store("note a recovery", move |state| {
             state.atomically(|state| {
                 state.set_flags(&session, flags)?;
@@ -77,6 +79,16 @@ impl Actor {
                     None => Ok(()),
                 }
             })
+        })
+        .await;
+    }
+
+    /// Puts on disk that the user has ended the turn: another broker ends it
+    /// too.
+    pub(super) async fn note_end(&mut self, turn: TurnId) {
+        let session = self.row.session_id.clone();
+        self.store("note the end of a turn", move |state| {
+            state.set_turn_state(&session, &turn, ENDED_BY_USER)
         })
         .await;
     }

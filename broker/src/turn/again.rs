@@ -8,6 +8,10 @@ use super::Again;
 /// State of a turn whose message was written for the first time.
 pub const SENT: &str = "sent";
 
+/// State of a turn that the user has ended: whatever dies, nothing is sent for it
+/// any more.
+pub const ENDED_BY_USER: &str = "ending";
+
 impl Again {
     /// State of a turn that is to go on so.
     #[must_use]

@@ -258,6 +258,7 @@ impl Machine {
             State::AwaitingFirstEvent | State::Streaming | State::AwaitingCard => {
                 // In this order: a host that hears the denial first would go
                 // on with the turn.
+                out.push(Effect::NoteEnd(running.id.clone()));
                 out.push(Effect::Abort(running.id.clone()));
                 out.push(Effect::Withdraw(Withdrawal::Aborted));
                 self.state = State::Interrupting;
@@ -265,7 +266,9 @@ impl Machine {
                 self.quiet = Quiet::Off;
             }
             State::Cancelling | State::Recovering | State::Attaching => {
-                running.stop_requested = true;
+                if !std::mem::replace(&mut running.stop_requested, true) {
+                    out.push(Effect::NoteEnd(running.id.clone()));
+                }
             }
             State::Idle | State::Interrupting | State::Stopping => {}
         }

@@ -47,6 +47,20 @@ impl Machine {
         machine
     }
 
+    /// The user had ended the turn when the other broker died.
+    pub fn ended_by_user(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.stop_requested = true;
+        }
+    }
+
+    /// Whether the user has ended the turn that is started or recovered.
+    #[must_use]
+    pub fn is_ended_by_user(&self) -> bool {
+        let running = self.running.as_ref();
+        running.is_some_and(|running| running.stop_requested)
+    }
+
     pub(super) fn resume(&mut self) {
         self.legacy = None;
         let Some(running) = &mut self.running else {

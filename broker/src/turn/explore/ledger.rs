@@ -89,7 +89,7 @@ impl Ledger {
                 message.on_disk = false;
             }
             Effect::Edit { turn, .. } => assert!(self.of(turn).on_disk),
-            Effect::Quiet { turn, .. } | Effect::Abort(turn) => {
+            Effect::Quiet { turn, .. } | Effect::Abort(turn) | Effect::NoteEnd(turn) => {
                 assert!(self.of(turn).ends == 0);
             }
             Effect::Arm { rotate, again } => self.armed(*rotate, *again),
