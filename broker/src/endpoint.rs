@@ -59,6 +59,8 @@ struct Client {
     open_ids: Mutex<HashSet<String>>,
     subscriptions: Mutex<HashMap<u64, CancellationToken>>,
     next_subscription: AtomicU64,
+    /// A feed could not go on: the connection ends, so that the client joins again.
+    broken: CancellationToken,
     out: mpsc::Sender<Bytes>,
 }
 
@@ -77,12 +79,19 @@ pub async fn serve(stream: UnixStream, peer: Peer, manager: Arc<Manager>, about:
         open_ids: Mutex::default(),
         subscriptions: Mutex::default(),
         next_subscription: AtomicU64::new(1),
+        broken: CancellationToken::new(),
         out,
     });
     let ended = CancellationToken::new();
     let mut reader = FramedRead::new(reader, LineCodec::default());
     let places = Arc::new(Semaphore::new(CONCURRENT));
-    while let Some(Ok(line)) = reader.next().await {
+    let read = async |reader: &mut FramedRead<_, LineCodec>| {
+        tokio::select! {
+            line = reader.next() => line,
+            () = client.broken.cancelled() => None,
+        }
+    };
+    while let Some(Ok(line)) = read(&mut reader).await {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else {
             break;
         };
@@ -303,7 +312,14 @@ struct Answered {
 
 impl subscription::Feed {
     fn run(self, client: &Arc<Client>) {
-        tokio::spawn(self.pump(client.out.clone()));
+        let client = Arc::clone(client);
+        tokio::spawn(async move {
+            if let Err(error) = self.pump(client.out.clone()).await {
+                // It answers no request: it is about the connection.
+                client.say(error_line(None, &error)).await;
+                client.broken.cancel();
+            }
+        });
     }
 }
 

@@ -10,6 +10,7 @@
 use std::io;
 
 use ade_protocol::exit;
+use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::platform::DESCRIPTORS;
@@ -86,6 +87,30 @@ pub fn check_room(wanted: u64) -> Result<(), LimitError> {
     }
 }
 
+/// What can be done about an error that says that no file can be opened any
+/// more. `None`: it says something else.
+#[must_use]
+pub fn hint_for(error: &io::Error) -> Option<String> {
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EMFILE) => {
+            let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
+                Ok((soft, _)) => format!("all {soft} files that the broker may have open are"),
+                Err(_) => "all files that the broker may have open are".to_owned(),
+            };
+            Some(format!(
+                "{limit} in use: stop some sessions or clients, or raise the limit \
+                 (`ulimit -Hn`) and start the broker again"
+            ))
+        }
+        Some(Errno::ENFILE) => Some(
+            "all files that this machine may have open are in use: end some programs, or raise \
+             the machine's limit (`fs.file-max` on Linux, `kern.maxfiles` on macOS)"
+                .to_owned(),
+        ),
+        _ => None,
+    }
+}
+
 fn room(open: u64, limit: u64, wanted: u64) -> Result<(), LimitError> {
     let wanted = wanted.saturating_add(RESERVE);
     if open.saturating_add(wanted) > limit {
@@ -101,6 +126,21 @@ fn room(open: u64, limit: u64, wanted: u64) -> Result<(), LimitError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_of_too_many_open_files_names_the_limit_and_the_remedy() {
+        let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit");
+        let error = |errno: Errno| io::Error::from_raw_os_error(errno as i32);
+        let own = hint_for(&error(Errno::EMFILE)).expect("a hint");
+        assert!(
+            own.contains(&soft.to_string()) && own.contains("ulimit"),
+            "{own}"
+        );
+        let all = hint_for(&error(Errno::ENFILE)).expect("a hint");
+        assert!(all.contains("this machine"), "{all}");
+        assert_eq!(hint_for(&error(Errno::EACCES)), None);
+        assert_eq!(hint_for(&io::Error::other("EMFILE")), None);
+    }
 
     #[test]
     fn room_is_refused_before_the_kernel_would() {

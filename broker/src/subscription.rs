@@ -3,27 +3,43 @@
 //! A subscriber that reads too slowly loses its live feed, gets one `gap`, and
 //! catches up from the transcript again: order and completeness of the
 //! persisted events are kept, only signs of life are lost.
+//!
+//! A transcript that cannot be read (too many open files, say) is tried again,
+//! and when that goes on the subscription ends with an error: a subscriber never
+//! waits for a feed that does not come.
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ade_protocol::action::{Gap, SubscribeParams};
-use ade_protocol::rpc;
+use ade_protocol::rpc::{self, RpcError};
 use ade_protocol::{Seq, SessionId};
 use bytes::{Bytes, BytesMut};
 use memchr::memchr_iter;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::hub::{Item, Next, Outgoing, Subscriber};
 use crate::manager::Manager;
-use crate::transcript;
+use crate::transcript::{self, Page, TranscriptError};
 
 /// Bytes of the transcript that are read in one go while catching up.
 const CHUNK: usize = 64 * 1024;
 
 /// Lines of so many bytes are not gathered with others into one piece.
 const LONG: usize = 8 * 1024;
+
+/// Pause before a transcript that could not be read is tried again; each pause
+/// is twice the one before, up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// Longest pause between two tries.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// After so long without one page read the subscription is given up.
+const UNREADABLE: Duration = Duration::from_secs(10);
 
 /// A subscription before its first line was sent.
 pub struct Feed {
@@ -37,8 +53,13 @@ pub struct Feed {
     end: CancellationToken,
 }
 
-/// The writer of the connection is gone.
-struct WriterGone;
+/// Why a feed ends before its subscriber wants it to.
+enum Ended {
+    /// The writer of the connection is gone.
+    WriterGone,
+    /// The transcript cannot be read.
+    Unreadable(RpcError),
+}
 
 impl Feed {
     /// Subscribes; nothing published from now on is missed.
@@ -65,17 +86,24 @@ impl Feed {
     }
 
     /// Sends lines until the subscription or the connection ends.
-    pub async fn pump(mut self, out: mpsc::Sender<Bytes>) {
+    ///
+    /// # Errors
+    /// What the subscriber is to be told because its feed cannot go on.
+    pub async fn pump(mut self, out: mpsc::Sender<Bytes>) -> Result<(), RpcError> {
         let end = self.end.clone();
-        tokio::select! {
-            () = end.cancelled() => {}
-            () = out.closed() => {}
-            _ = self.feed(&out) => {}
-        }
+        let ended = tokio::select! {
+            () = end.cancelled() => Ok(()),
+            () = out.closed() => Ok(()),
+            ended = self.feed(&out) => ended,
+        };
         self.manager.shared().hub.unsubscribe(&self.subscriber);
+        match ended {
+            Err(Ended::Unreadable(error)) => Err(error),
+            Ok(()) | Err(Ended::WriterGone) => Ok(()),
+        }
     }
 
-    async fn feed(&mut self, out: &mpsc::Sender<Bytes>) -> Result<(), WriterGone> {
+    async fn feed(&mut self, out: &mpsc::Sender<Bytes>) -> Result<(), Ended> {
         loop {
             if self.catching_up {
                 self.catch_up(out).await?;
@@ -99,11 +127,7 @@ impl Feed {
     }
 
     /// Sends live items, many lines in one piece.
-    async fn live(
-        &mut self,
-        items: Vec<Item>,
-        out: &mpsc::Sender<Bytes>,
-    ) -> Result<(), WriterGone> {
+    async fn live(&mut self, items: Vec<Item>, out: &mpsc::Sender<Bytes>) -> Result<(), Ended> {
         let mut piece = Piece::default();
         for item in items {
             let lines = match item {
@@ -124,27 +148,23 @@ impl Feed {
     }
 
     /// Sends from the transcript until there is nothing more in it.
-    async fn catch_up(&mut self, out: &mpsc::Sender<Bytes>) -> Result<(), WriterGone> {
+    async fn catch_up(&mut self, out: &mpsc::Sender<Bytes>) -> Result<(), Ended> {
         let Some(session) = self.session.clone() else {
             return Ok(());
         };
         let path: PathBuf = self.manager.shared().home.transcript(&session);
-        let mut next = None;
+        let (mut next, mut trouble) = (None, Trouble::default());
         loop {
-            let (path, after) = (path.clone(), self.sent);
             let until = self.manager.shared().hub.head(&session);
             let last = until.unwrap_or(Seq(u64::MAX));
-            let read = tokio::task::spawn_blocking(move || {
-                transcript::read_on(&path, next, after, last, CHUNK)
-            });
-            let page = match read.await {
-                Ok(Ok(page)) => page,
-                Ok(Err(error)) => {
-                    tracing::error!(%session, %error, "a transcript could not be read");
-                    break;
+            let page = match read(path.clone(), next, self.sent, last).await {
+                Ok(page) => page,
+                Err(error) => {
+                    trouble.pause(&session, error).await?;
+                    continue;
                 }
-                Err(_) => break,
             };
+            trouble = Trouble::default();
             next = Some(page.next);
             let mut piece = Outgoing::default();
             let bytes = page.events.iter().map(|(_, line)| line.len()).sum();
@@ -171,6 +191,66 @@ impl Feed {
     }
 }
 
+/// One page, read where reading may block.
+async fn read(
+    path: PathBuf,
+    next: Option<u64>,
+    after: Seq,
+    until: Seq,
+) -> Result<Page, TranscriptError> {
+    let file = path.clone();
+    let read = move || transcript::read_on(&file, next, after, until, CHUNK);
+    let joined = tokio::task::spawn_blocking(read).await;
+    joined.unwrap_or_else(|error| {
+        let source = std::io::Error::other(error);
+        Err(TranscriptError::Read { path, source })
+    })
+}
+
+/// How long a transcript has not been readable.
+#[derive(Debug, Default)]
+struct Trouble {
+    since: Option<Instant>,
+    tries: u32,
+}
+
+impl Trouble {
+    /// One more try failed: the pause before the next one. `None`: there is
+    /// none, it went on for too long.
+    fn again(&mut self, now: Instant) -> Option<Duration> {
+        let since = *self.since.get_or_insert(now);
+        let pause = FIRST_PAUSE * 2_u32.saturating_pow(self.tries.min(8));
+        self.tries += 1;
+        (now - since < UNREADABLE).then(|| pause.min(LONGEST_PAUSE))
+    }
+
+    /// Waits before the next try, or says why there is none. The log hears of
+    /// the first and of the last one only.
+    async fn pause(&mut self, session: &SessionId, error: TranscriptError) -> Result<(), Ended> {
+        let first = self.since.is_none();
+        let pause = self.again(Instant::now());
+        if first || pause.is_none() {
+            let error: &dyn std::error::Error = &error;
+            tracing::error!(%session, error, "a transcript could not be read");
+        }
+        let Some(pause) = pause else {
+            return Err(Ended::Unreadable(unreadable(&error)));
+        };
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+}
+
+/// What a subscriber is told whose transcript cannot be read.
+fn unreadable(error: &TranscriptError) -> RpcError {
+    let mut message = error.to_string();
+    if let Some(source) = std::error::Error::source(error) {
+        message = format!("{message}: {source}");
+    }
+    let told = RpcError::failed("transcript", error.exit_code(), message);
+    error.hints().into_iter().fold(told, RpcError::hint)
+}
+
 /// The lines of the events `first` to `last` that come after `sent`.
 fn behind(sent: Seq, first: Seq, last: Seq, lines: Bytes) -> Option<Bytes> {
     if sent < first {
@@ -191,7 +271,7 @@ struct Piece(BytesMut);
 
 impl Piece {
     /// Adds lines. What is long already goes by itself, without a copy.
-    async fn add(&mut self, lines: Bytes, out: &mpsc::Sender<Bytes>) -> Result<(), WriterGone> {
+    async fn add(&mut self, lines: Bytes, out: &mpsc::Sender<Bytes>) -> Result<(), Ended> {
         if lines.len() >= LONG {
             std::mem::take(self).send(out).await?;
             return send(out, lines).await;
@@ -203,7 +283,7 @@ impl Piece {
         Ok(())
     }
 
-    async fn send(self, out: &mpsc::Sender<Bytes>) -> Result<(), WriterGone> {
+    async fn send(self, out: &mpsc::Sender<Bytes>) -> Result<(), Ended> {
         if self.0.is_empty() {
             return Ok(());
         }
@@ -211,13 +291,28 @@ impl Piece {
     }
 }
 
-async fn send(out: &mpsc::Sender<Bytes>, line: Bytes) -> Result<(), WriterGone> {
-    out.send(line).await.map_err(|_| WriterGone)
+async fn send(out: &mpsc::Sender<Bytes>, line: Bytes) -> Result<(), Ended> {
+    out.send(line).await.map_err(|_| Ended::WriterGone)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_read_is_tried_again_ever_more_rarely_and_not_for_ever() {
+        let mut trouble = Trouble::default();
+        let (begun, mut waited) = (Instant::now(), Duration::ZERO);
+        let mut pauses = Vec::new();
+        while let Some(pause) = trouble.again(begun + waited) {
+            pauses.push(pause);
+            waited += pause;
+            assert!(pauses.len() < 100, "it has no end");
+        }
+        assert_eq!(pauses[..3], [100, 200, 400].map(Duration::from_millis));
+        assert_eq!(pauses.iter().max(), Some(&LONGEST_PAUSE));
+        assert!(waited >= UNREADABLE && waited < UNREADABLE + LONGEST_PAUSE);
+    }
 
     #[test]
     fn of_a_run_of_events_only_the_unsent_ones_are_left() {

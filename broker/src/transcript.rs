@@ -37,6 +37,7 @@ pub use read::{Page, read_after, read_on};
 pub use scan::{Standing, standing};
 
 use crate::files;
+use crate::limits;
 
 /// Longest line that is read: the longest event and its envelope. A longer one
 /// counts as damaged and is skipped with bounded memory.
@@ -78,6 +79,10 @@ impl TranscriptError {
     /// What can be done about it.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
+        let (Self::Read { source, .. } | Self::Write { source, .. }) = self;
+        if let Some(hint) = limits::hint_for(source) {
+            return vec![hint];
+        }
         let hint = match self {
             Self::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 "make room on the disk that ADE_HOME is on"

@@ -8,6 +8,7 @@ use ade_protocol::rpc;
 use serde_json::value::RawValue;
 
 use super::Wire;
+use crate::error::CommandError;
 
 /// What a connection that listens hears.
 #[derive(Debug)]
@@ -45,7 +46,8 @@ impl Events {
     /// The next notification. May be dropped while it waits: nothing is lost.
     ///
     /// # Errors
-    /// The connection ended.
+    /// The connection ended. What the broker said of it is a [`CommandError`]
+    /// inside.
     pub(crate) async fn next(&mut self) -> io::Result<Notification> {
         if let Some(notification) = self.early.pop_front() {
             return Ok(notification);
@@ -53,6 +55,10 @@ impl Events {
         loop {
             let incoming = self.wire.next().await?;
             let Some(method) = incoming.method else {
+                // An error that answers no request is about the connection.
+                if let (None, Some(error)) = (incoming.id, incoming.error) {
+                    return Err(io::Error::other(CommandError::from(error)));
+                }
                 continue;
             };
             if let Some(notification) = Notification::from_parts(&method, incoming.params) {

@@ -317,7 +317,12 @@ impl<'a> Live<'a> {
     /// soon. In the middle of a turn one is started when none comes: that
     /// broker crashed, because one that stops ends its turns first. Without a
     /// turn none is started, so that `ade stop` stays true.
+    /// What the broker itself said of the end would only be said again.
     async fn rejoin(&mut self, why: std::io::Error) -> Result<(), CommandError> {
+        let why = match why.downcast::<CommandError>() {
+            Ok(said) => return Err(said),
+            Err(why) => why,
+        };
         let busy = self.spinner.busy();
         let session = &self.options.session;
         let again = regain(self.context, session, self.last, busy, &mut self.interrupts).await?;
