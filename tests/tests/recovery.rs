@@ -549,3 +549,19 @@ fn a_silent_run_that_was_given_up_stays_given_up_when_the_broker_dies() {
     assert_eq!(dones(&ade.checked_transcript(&chat)).len(), 1);
     goes_on(&ade, &chat);
 }
+
+#[test]
+fn why_a_message_was_sent_again_is_known_to_the_next_broker() {
+    let config = "[turns]\ncancel_ms = 600000\n";
+    let (mut ade, mut rpc, chat) = started(config);
+    let (turn, _) = ade.send(&mut rpc, &chat, "!slow-abort 1200\n!hang");
+    ade.wait_state(&chat, "recovering");
+    drop(rpc);
+    ade.kill_broker();
+    ade.serve();
+    let events = of_turn(&ade.wait_done(&chat, &turn), &turn);
+    let told = error(&events)["message"].as_str().expect("a sentence");
+    let first = "(first: the agent sent nothing for 0.3 s); the message was sent twice";
+    assert!(told.contains(first), "{told}");
+    goes_on(&ade, &chat);
+}

@@ -21,7 +21,7 @@ use super::worker::Pending;
 use super::{Command, Legacy, LegacyTurn, report};
 use crate::clock;
 use crate::state::{CardRow, Settled};
-use crate::turn::{Adopted, Again, Input, Machine, Rules};
+use crate::turn::{Adopted, Again, Failure, Input, Machine, Rules};
 
 /// Cards of a broker that is gone.
 #[derive(Default)]
@@ -76,6 +76,9 @@ impl Actor {
                 Some(_) => Machine::attaching(rules, message, legacy),
                 None => Machine::resuming(rules, message, legacy),
             };
+            if let Some(cause) = turn.row.cause.as_deref().and_then(Failure::read) {
+                self.machine.recall(cause);
+            }
             if turn.is_ended_by_user() {
                 self.machine.ended_by_user();
             }

@@ -45,6 +45,7 @@ impl Actor {
             sends: 0,
             state: "starting".into(),
             armed_at_ms: 0,
+            cause: None,
         };
         // One step: after a crash the message is in the one place or the other.
         self.store("begin a turn", move |state| {
@@ -71,11 +72,14 @@ impl Actor {
         let planned = self.machine.turn().cloned().zip(again);
         // That the user has ended it stays.
         let planned = planned.filter(|_| !self.machine.is_ended_by_user());
+        let cause = self.machine.cause().map(Failure::note);
         self.store("note a recovery", move |state| {
             state.atomically(|state| {
                 state.set_flags(&session, flags)?;
                 match planned {
-                    Some((turn, again)) => state.set_turn_state(&session, &turn, again.planned()),
+                    Some((turn, again)) => {
+                        state.plan_turn(&session, &turn, again.planned(), cause.as_deref())
+                    }
                     None => Ok(()),
                 }
             })

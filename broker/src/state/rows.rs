@@ -117,6 +117,8 @@ pub struct TurnRow {
     /// ([`crate::clock::monotonic_ms`]); 0: not yet. Means nothing after a boot,
     /// and no worker lives longer than that.
     pub armed_at_ms: u64,
+    /// Why it goes on with another worker, as the turn machine writes it.
+    pub cause: Option<String>,
 }
 
 /// A card of a worker that may live.

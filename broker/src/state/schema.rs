@@ -76,6 +76,9 @@ const MIGRATIONS: &[&str] = &[
     "
     ALTER TABLE queue ADD COLUMN cleared INTEGER NOT NULL DEFAULT 0;
 ",
+    "
+    ALTER TABLE turns ADD COLUMN cause TEXT;
+",
 ];
 
 fn known() -> i64 {

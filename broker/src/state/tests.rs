@@ -43,6 +43,7 @@ fn turn(session: &str, id: &str) -> TurnRow {
         sends: 0,
         state: "starting".into(),
         armed_at_ms: 0,
+        cause: None,
     }
 }
 
@@ -212,6 +213,7 @@ fn a_session_runs_one_turn_and_remembers_how_it_ended() {
         sends: 2,
         state: "streaming".into(),
         armed_at_ms: 0,
+        cause: None,
         ..turn("s", "t1")
     };
     assert_eq!(found, [expected]);
@@ -431,7 +433,8 @@ fn a_queue_of_an_older_schema_has_no_steers_and_new_ones_are_kept() {
     let state = open(&folder);
     state.insert_session(&session("s")).unwrap();
     // As the schema before left it.
-    let old = "ALTER TABLE queue DROP COLUMN cleared;
+    let old = "ALTER TABLE turns DROP COLUMN cause;
+               ALTER TABLE queue DROP COLUMN cleared;
                ALTER TABLE queue DROP COLUMN steers;
                INSERT INTO queue (session_id, turn_id, prompt, queued_at)
                VALUES ('s', 't1', 'prompt t1', 't');

@@ -7,7 +7,8 @@ use rusqlite::{Row, params};
 use super::rows::{signed, to_word, unsigned};
 use super::{QueuedRow, RowFault, State, StateError, TurnRow};
 
-const TURN: &str = "session_id, turn_id, prompt, started_at, generation, sends, state, armed_at_ms";
+const TURN: &str =
+    "session_id, turn_id, prompt, started_at, generation, sends, state, armed_at_ms, cause";
 const QUEUED: &str = "session_id, turn_id, prompt, queued_at, steers";
 
 fn turn_row(row: &Row<'_>) -> Result<TurnRow, RowFault> {
@@ -20,6 +21,7 @@ fn turn_row(row: &Row<'_>) -> Result<TurnRow, RowFault> {
         sends: row.get(5)?,
         state: row.get(6)?,
         armed_at_ms: unsigned(row.get(7)?),
+        cause: row.get(8)?,
     })
 }
 
@@ -40,7 +42,7 @@ impl State {
     /// [`StateError::TurnRuns`] when another one runs; other [`StateError`]s.
     pub fn begin_turn(&self, turn: &TurnRow) -> Result<(), StateError> {
         let sql = format!(
-            "INSERT INTO turns ({TURN}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+            "INSERT INTO turns ({TURN}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
              ON CONFLICT (session_id) DO NOTHING"
         );
         let values = params![
@@ -52,6 +54,7 @@ impl State {
             turn.sends,
             turn.state,
             signed(turn.armed_at_ms),
+            turn.cause,
         ];
         match self.execute("begin a turn", &sql, values)? {
             0 => Err(StateError::TurnRuns(turn.session_id.clone())),
@@ -96,6 +99,22 @@ impl State {
     ) -> Result<(), StateError> {
         let sql = "UPDATE turns SET state = ?3 WHERE session_id = ?1 AND turn_id = ?2";
         let values = params![session.as_str(), turn.as_str(), state];
+        self.execute("update a turn", sql, values).map(drop)
+    }
+
+    /// Writes how the running turn goes on with another worker, and why.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn plan_turn(
+        &self,
+        session: &SessionId,
+        turn: &TurnId,
+        state: &str,
+        cause: Option<&str>,
+    ) -> Result<(), StateError> {
+        let sql = "UPDATE turns SET state = ?3, cause = ?4 WHERE session_id = ?1 AND turn_id = ?2";
+        let values = params![session.as_str(), turn.as_str(), state, cause];
         self.execute("update a turn", sql, values).map(drop)
     }
 
@@ -289,6 +308,7 @@ impl State {
                 sends: 0,
                 state: "starting".to_owned(),
                 armed_at_ms: 0,
+                cause: None,
             };
             state.begin_turn(&turn)?;
             Ok(Some(turn))

@@ -3,7 +3,42 @@
 //! A broker that dies in the middle leaves one word of where the turn stands,
 //! and the next one goes on from there: what was decided is not decided again.
 
-use super::Again;
+use ade_protocol::event::ErrorCategory;
+use serde::{Deserialize, Serialize};
+
+use super::{Again, Failure};
+
+/// Characters of a cause that are kept.
+const CAUSE: usize = 500;
+
+/// Why a turn goes on with another worker, on disk. Without the details of the
+/// failure: what an agent wrote to its stderr is nobody's to keep.
+#[derive(Serialize, Deserialize)]
+struct Cause {
+    kind: String,
+    category: ErrorCategory,
+    message: String,
+}
+
+impl Failure {
+    /// What of it is kept on disk while its turn goes on.
+    #[must_use]
+    pub fn note(&self) -> String {
+        let cause = Cause {
+            kind: self.kind.clone(),
+            category: self.category,
+            message: self.message.chars().take(CAUSE).collect(),
+        };
+        serde_json::to_string(&cause).unwrap_or_default()
+    }
+
+    /// What was kept. `None`: it is not understood, and nothing is known.
+    #[must_use]
+    pub fn read(note: &str) -> Option<Self> {
+        let cause: Cause = serde_json::from_str(note).ok()?;
+        Some(Self::new(&cause.kind, cause.category, cause.message))
+    }
+}
 
 /// State of a turn whose message was written for the first time.
 pub const SENT: &str = "sent";

@@ -61,6 +61,19 @@ impl Machine {
         running.is_some_and(|running| running.stop_requested)
     }
 
+    /// Why the last broker went on with another worker.
+    pub fn recall(&mut self, cause: Failure) {
+        if let Some(running) = &mut self.running {
+            running.cause = Some(cause);
+        }
+    }
+
+    /// Why the running turn goes on with another worker, if it does.
+    #[must_use]
+    pub fn cause(&self) -> Option<&Failure> {
+        self.running.as_ref()?.cause.as_ref()
+    }
+
     pub(super) fn resume(&mut self) {
         self.legacy = None;
         let Some(running) = &mut self.running else {

@@ -244,3 +244,24 @@ fn a_steer_that_another_broker_left_belongs_to_its_turn_still() {
     assert_eq!(rig.machine.turn(), Some(&id("s")), "as its own turn");
     assert_eq!((rig.sends("s"), dropped(&rig)), (1, 0));
 }
+
+/// Why it went on with another worker is told by the next broker too.
+#[test]
+fn the_cause_of_a_recovery_outlives_its_broker() {
+    let crashed = Failure::new("host_exited", ErrorCategory::Exited, "exit code 3");
+    let note = crashed.clone().with_detail("stderr").note();
+    assert!(!note.contains("stderr"), "{note}");
+    let mut rig = left_in_recovery(false, true);
+    rig.machine.recall(Failure::read(&note).expect("a cause"));
+    assert_eq!(rig.machine.cause(), Some(&crashed));
+    rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
+    rig.ready();
+    let told = format!("{:?}", rig.effects);
+    assert!(told.contains("before it answered: exit code 3;"), "{told}");
+    rig.pass(90);
+    rig.pass(90);
+    let told = format!("{:?}", rig.effects);
+    assert!(told.contains("(first: exit code 3)"), "{told}");
+    assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
+    assert_eq!(Failure::read("no JSON"), None);
+}
