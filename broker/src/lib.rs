@@ -32,6 +32,7 @@ pub mod limits;
 pub mod link;
 pub mod lock;
 pub mod manager;
+mod orphans;
 pub mod pool;
 pub mod preflight;
 pub mod providers;

@@ -16,9 +16,11 @@
 //! What follows from it: **nothing in the broker starts a process past this
 //! module** (`tokio::process` would lose its statuses to us).
 //!
+//! The register also tells which children came as orphans ([`adopted`]).
+//!
 //! What this module does not do: signal anybody.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::process::{Child, Command};
@@ -26,6 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ade_leases::process::{self, Pid, ProcessEntry};
 use nix::sys::signal::Signal;
 use rustix::process::{WaitId, WaitIdOptions, WaitOptions, WaitStatus, wait, waitid, waitpid};
 use tokio::sync::watch;
@@ -86,6 +89,8 @@ struct Register {
     spawned: u64,
     /// The thread runs.
     reaping: bool,
+    /// Orphans come to us that were never below a worker.
+    of_anybody: bool,
 }
 
 static REGISTER: LazyLock<Mutex<Register>> = LazyLock::new(Mutex::default);
@@ -108,6 +113,10 @@ pub fn start() -> io::Result<()> {
     if register.reaping {
         return Ok(());
     }
+    // What came before us, with whatever it will leave.
+    let inherited = process::children(Pid::own(), &process::table()?);
+    let inherited = register.strangers_among(&inherited);
+    register.of_anybody = is_first_process() || !inherited.is_empty();
     platform::become_subreaper()?;
     std::thread::Builder::new()
         .name("reaper".into())
@@ -120,6 +129,34 @@ pub fn start() -> io::Result<()> {
 #[must_use]
 pub fn strangers() -> u64 {
     STRANGERS.load(Ordering::Relaxed)
+}
+
+/// Children of ours that were not started by us, by pid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Adoption {
+    /// We are nobody's subreaper (yet).
+    None,
+    /// They were below a worker that died.
+    OfWorkers(HashSet<i32>),
+    /// They may be anybody's: we are the first process of a pid namespace, or
+    /// had children before [`start`].
+    OfAnybody(HashSet<i32>),
+}
+
+/// Which of our children came to us as orphans. The rows were read before the
+/// call: a child that was just being started then is registered by now.
+pub(crate) fn adopted(children: &[ProcessEntry]) -> Adoption {
+    let register = register();
+    let strangers = register.strangers_among(children);
+    match (register.reaping, register.of_anybody) {
+        (false, _) => Adoption::None,
+        (true, false) => Adoption::OfWorkers(strangers),
+        (true, true) => Adoption::OfAnybody(strangers),
+    }
+}
+
+fn is_first_process() -> bool {
+    nix::unistd::getpid().as_raw() == 1
 }
 
 /// Starts a process and registers it, so that its status reaches the receiver.
@@ -165,6 +202,12 @@ pub(crate) fn wait_for(
 }
 
 impl Register {
+    fn strangers_among(&self, children: &[ProcessEntry]) -> HashSet<i32> {
+        let living = children.iter().filter(|row| !row.is_zombie());
+        let pids = living.map(|row| row.pid.get());
+        pids.filter(|pid| !self.known.contains_key(pid)).collect()
+    }
+
     fn ended(&mut self, pid: i32, status: WaitStatus) {
         match self.known.remove(&pid) {
             // Nobody may listen any more.
@@ -176,7 +219,7 @@ impl Register {
 }
 
 fn reap_for_ever() {
-    let first_process = nix::unistd::getpid().as_raw() == 1;
+    let first_process = is_first_process();
     let mut spawned = register().spawned;
     loop {
         // Sleeps until a child has ended and takes nothing: which child it was,

@@ -59,6 +59,10 @@ const SECOND_SIGNAL_BOUND: Duration = Duration::from_secs(2);
 /// How long sessions may take to write how turns ended whose workers are dead.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// How long orphans of workers may take to die after SIGKILL when all else is
+/// over. Each farewell has waited for them before.
+const LAST_LOOK: Duration = Duration::from_secs(1);
+
 /// How long sessions may take to let go of their workers. They wait for nobody
 /// but the disk.
 const HANDOVER_BOUND: Duration = Duration::from_secs(5);
@@ -290,6 +294,7 @@ impl Broker {
             }
             () = welcome => {}
         }
+        last_look().await;
     }
 
     /// Ends without ending anything: workers keep their turns and connect to
@@ -393,6 +398,18 @@ async fn hurry_workers(home: &Home) {
     let swept = tokio::task::spawn_blocking(move || sweep::run(&home, grace)).await;
     if let Err(error) = swept {
         tracing::error!(%error, "the workers were not hurried");
+    }
+}
+
+/// After the farewell of each worker: once the broker is gone, nothing tells any
+/// more that an orphan was one of ours.
+async fn last_look() {
+    let looked =
+        tokio::task::spawn_blocking(|| sweep::strays(sweep::Remains::default(), LAST_LOOK));
+    match looked.await {
+        Ok(report) if report.survivors.is_empty() && report.problem.is_none() => {}
+        Ok(report) => tracing::error!(?report, "orphans of workers are left"),
+        Err(error) => tracing::error!(%error, "orphans of workers were not looked for"),
     }
 }
 

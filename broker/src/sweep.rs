@@ -2,7 +2,9 @@
 //!
 //! Only proved processes are touched: a worker by the identity in its journal,
 //! everything below it by the mark in its environment, and, where it has one, by
-//! the worker's own cgroup ([`crate::cgroups`]). A pid that was given to
+//! the worker's own cgroup ([`crate::cgroups`]). While the broker that started
+//! the worker lives, what hides from both comes to it and is ended too
+//! ([`crate::orphans`]). A pid that was given to
 //! somebody else, a journal of another boot, and a process that cannot be
 //! identified are left alone.
 //!
@@ -31,6 +33,7 @@ use crate::cgroups;
 use crate::files::STAGING;
 use crate::home::Home;
 use crate::journal::{self, Entry};
+use crate::orphans;
 
 /// Pause between two looks at processes that should end.
 const POLL: Duration = Duration::from_millis(10);
@@ -123,6 +126,17 @@ pub struct StrayReport {
     pub problem: Option<String>,
 }
 
+/// What tells whose a process is that a worker left.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Remains<'a> {
+    /// The mark in its environment. Absent: only orphans are looked for.
+    pub mark: Option<&'a str>,
+    /// The cgroup that the worker's host lived in.
+    pub cgroup: Option<&'a Cgroup>,
+    /// The worker, which has ended or is being killed.
+    pub worker: Option<&'a ProcessIdentity>,
+}
+
 /// One journal on its way through the sweep.
 struct Left {
     entry: Entry,
@@ -193,7 +207,12 @@ pub fn run_sparing(home: &Home, grace: Grace, spare: &BTreeSet<WorkerId>) -> Swe
         // Each has the whole grace: what does not die in it is stuck in the
         // kernel, and there is hardly ever more than one such.
         let cgroup = cgroups::of(&entry);
-        let strays = end_strays(&entry.mark, cgroup.as_ref(), Instant::now() + grace.kill);
+        let remains = Remains {
+            mark: Some(&entry.mark),
+            cgroup: cgroup.as_ref(),
+            worker: entry.identity.as_ref(),
+        };
+        let strays = end_strays(remains, Instant::now() + grace.kill);
         let alive = alive.filter(|worker| is_alive(Some(worker)));
         report.strays.extend(strays.killed);
         report.problems.extend(strays.problem.clone());
@@ -217,12 +236,12 @@ pub fn run_sparing(home: &Home, grace: Grace, spare: &BTreeSet<WorkerId>) -> Swe
     report
 }
 
-/// Kills everything that carries `mark` or lives in the cgroup, again and again
-/// until nothing is left or `bound` is over. For what a worker left that did not
-/// end in order.
+/// Kills everything that carries the mark, lives in the cgroup or came to us as
+/// a dead worker's orphan, again and again until nothing is left or `bound` is
+/// over. For what a worker left that did not end in order.
 #[must_use]
-pub fn strays(mark: &str, cgroup: Option<&Cgroup>, bound: Duration) -> StrayReport {
-    end_strays(mark, cgroup, Instant::now() + bound)
+pub fn strays(remains: Remains<'_>, bound: Duration) -> StrayReport {
+    end_strays(remains, Instant::now() + bound)
 }
 
 /// What is left below a worker when all of it was sent SIGKILL and lives on:
@@ -314,10 +333,12 @@ fn is_alive(worker: Option<&ProcessIdentity>) -> bool {
     worker.is_some_and(|worker| worker.liveness() == Liveness::Alive)
 }
 
-fn end_strays(mark: &str, cgroup: Option<&Cgroup>, deadline: Instant) -> StrayReport {
+fn end_strays(remains: Remains<'_>, deadline: Instant) -> StrayReport {
+    let begun = Instant::now();
     let mut killed = BTreeSet::new();
+    let mut empty_looks = 0;
     loop {
-        let mut found = match process::marked(MARK_ENV, mark) {
+        let found = match look_for(remains, begun) {
             Ok(found) => found,
             Err(error) => {
                 let problem = Some(format!("the process table could not be searched: {error}"));
@@ -328,13 +349,13 @@ fn end_strays(mark: &str, cgroup: Option<&Cgroup>, deadline: Instant) -> StrayRe
                 };
             }
         };
-        // After the mark: what a stray did to hide it does not help it here.
-        let members = cgroup.map(|cgroup| cgroup.members().unwrap_or_default());
-        found.extend(members.unwrap_or_default());
-        // A broker that was started by an agent carries a mark itself.
-        found.retain(|one| one.pid != Pid::own());
-        if found.is_empty() || Instant::now() >= deadline {
+        empty_looks = if found.is_empty() { empty_looks + 1 } else { 0 };
+        // Who moves to another parent during a look may be missed by it: where
+        // somebody was killed, it takes two.
+        let over = empty_looks > usize::from(!killed.is_empty());
+        if over || Instant::now() >= deadline {
             let survivors = survivors(&found);
+            orphans::claim(remains.mark, &found);
             killed.retain(|pid| !survivors.iter().any(|survivor| survivor.pid == *pid));
             return StrayReport {
                 killed: killed.into_iter().collect(),
@@ -348,12 +369,26 @@ fn end_strays(mark: &str, cgroup: Option<&Cgroup>, deadline: Instant) -> StrayRe
                 killed.insert(pid);
             }
         }
-        if let Some(cgroup) = cgroup {
+        if let Some(cgroup) = remains.cgroup {
             // Who was started meanwhile. What could not be killed is found again.
             let _ = cgroup.kill();
         }
         std::thread::sleep(POLL);
     }
+}
+
+/// What is left by one look. Each next net is for what hides from the last.
+fn look_for(remains: Remains<'_>, begun: Instant) -> std::io::Result<Vec<ProcessIdentity>> {
+    let marked = remains.mark.map(|mark| process::marked(MARK_ENV, mark));
+    let mut found = marked.transpose()?.unwrap_or_default();
+    let members = remains.cgroup.map(|cgroup| cgroup.members());
+    found.extend(members.and_then(Result::ok).unwrap_or_default());
+    let mut orphans = orphans::find(remains.worker)?;
+    orphans::retain_own(remains.mark, begun, &mut orphans);
+    found.extend(orphans);
+    // A broker that was started by an agent carries a mark itself.
+    found.retain(|one| one.pid != Pid::own());
+    Ok(found)
 }
 
 fn send(target: &Target, signal: Signal, problems: &mut Vec<String>) -> bool {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use ade_broker::cgroups::Cgroups;
 use ade_broker::home::Home;
 use ade_broker::providers::{LaunchSpec, tool_policy};
 use ade_broker::spawn::{self, Exit, SpawnError, Spawned, Spawner, WorkerSpec};
+use ade_broker::sweep::{self, Remains};
 use ade_broker::{environment, journal, reap};
 use ade_leases::process::{self, Pid, Signal, Target};
 use ade_protocol::action::PermissionMode;
@@ -305,4 +307,43 @@ async fn h12_starting_and_ending_leaks_no_descriptor() {
         journal::remove(&place.home, &worker);
     }
     assert!(usage() <= before + 5, "{before} {}", usage());
+}
+
+#[test]
+fn orphans_are_ended_and_nothing_that_is_just_being_started() {
+    const BOUND: Duration = Duration::from_secs(10);
+    let place = Place::new();
+    reap::start().unwrap();
+    let slow = place.script("sleep 0.05; echo said");
+    let leaves = place.script("setsid sleep 300 >/dev/null & echo $!");
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let captures: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    for _ in 0..15 {
+                        let captured = spawn::capture(&slow, &[], &path_only(), BOUND).unwrap();
+                        assert!(captured.exit.is_success(), "{captured:?}");
+                        assert_eq!(captured.stdout, "said\n");
+                    }
+                })
+            })
+            .collect();
+        let sweeper = scope.spawn(|| {
+            let mut killed = BTreeSet::new();
+            while !over.load(Ordering::Relaxed) {
+                let report = sweep::strays(Remains::default(), BOUND);
+                assert_eq!((report.survivors, report.problem), (vec![], None));
+                killed.extend(report.killed);
+            }
+            killed
+        });
+        let left = spawn::capture(&leaves, &[], &path_only(), BOUND);
+        let captures: Vec<_> = captures.into_iter().map(|one| one.join()).collect();
+        // Before anything can fail: the sweeper would go on for ever.
+        over.store(true, Ordering::Relaxed);
+        assert!(captures.iter().all(Result::is_ok));
+        let orphan: i32 = left.unwrap().stdout.trim().parse().unwrap();
+        assert!(sweeper.join().unwrap().contains(&orphan), "{orphan}");
+    });
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ade_broker::home::Home;
 use ade_broker::journal::{self, Entry};
-use ade_broker::sweep::{self, Grace, SweepReport};
+use ade_broker::sweep::{self, Grace, Remains, SweepReport};
 use ade_leases::process::{self, Liveness, Pid, ProcessIdentity};
 use ade_protocol::boot::MARK_ENV;
 use ade_protocol::{Generation, WorkerId};
@@ -224,12 +224,19 @@ fn a_worker_whose_broker_died_while_starting_it_is_found_by_its_mark() {
     assert_eq!(place.files(), 0);
 }
 
+fn only(mark: &str) -> Remains<'_> {
+    Remains {
+        mark: Some(mark),
+        ..Remains::default()
+    }
+}
+
 #[test]
 fn strays_of_one_mark_are_killed_and_no_others() {
     let place = Place::new();
     let (one, other) = (place.worker("setsid sleep 63 &"), place.worker(""));
     wait_until("the grandchild runs", || marked(&one) >= 2);
-    let report = sweep::strays(&one.entry.mark, None, Duration::from_secs(5));
+    let report = sweep::strays(only(&one.entry.mark), Duration::from_secs(5));
     assert!(
         report.killed.contains(&one.pid()) && report.killed.len() >= 2,
         "{report:?}"
@@ -247,7 +254,7 @@ fn a_broker_that_carries_the_mark_itself_is_spared() {
     if let Ok(mark) = std::env::var(MARKED_BROKER) {
         let own = std::env::var(MARK_ENV).unwrap();
         assert_eq!(own, mark);
-        let report = sweep::strays(&mark, None, GRACE.kill);
+        let report = sweep::strays(only(&mark), GRACE.kill);
         assert!(!report.killed.is_empty(), "{report:?}");
         assert!(report.survivors.is_empty(), "{report:?}");
         return;

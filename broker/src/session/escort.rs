@@ -3,7 +3,8 @@
 //!
 //! The worker climbs down its own ladder; the escort is the second pair of
 //! eyes. It signals only the worker, by proved identity, and afterwards looks
-//! for strays by the worker's mark and in its cgroup. What survives even SIGKILL
+//! for strays by the worker's mark, in its cgroup and among the orphans that came
+//! to the broker. What survives even SIGKILL
 //! is told within the same bounds; its end has none, and until then the chat gets
 //! no other worker and nobody else the lease.
 
@@ -24,7 +25,7 @@ use crate::pool::Place;
 use crate::shared::Shared;
 use crate::spawn::Exit;
 use crate::state::SessionRow;
-use crate::sweep::{self, Kept, Survivor};
+use crate::sweep::{self, Kept, Remains, Survivor};
 
 /// How long strays may take to die after SIGKILL.
 const STRAYS_BOUND: Duration = Duration::from_secs(2);
@@ -212,11 +213,16 @@ impl Escort {
         }
     }
 
-    /// Kills what carries the worker's mark or lives in its cgroup.
+    /// Kills what carries the worker's mark, lives in its cgroup or came to us.
     async fn sweep(&self, bound: Duration) -> Vec<Survivor> {
-        let (mark, cgroup) = (self.process.mark.clone(), self.process.cgroup.clone());
+        let process = self.process.clone();
         let swept = tokio::task::spawn_blocking(move || {
-            sweep::strays(&mark, cgroup.as_ref(), bound).survivors
+            let remains = Remains {
+                mark: Some(&process.mark),
+                cgroup: process.cgroup.as_ref(),
+                worker: Some(&process.identity),
+            };
+            sweep::strays(remains, bound).survivors
         });
         swept.await.unwrap_or_default()
     }

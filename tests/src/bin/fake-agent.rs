@@ -15,6 +15,8 @@
 //! | `child SECS` | a child that holds our pipes; emits `child PID` |
 //! | `orphan SECS` | a grandchild in a session of its own that holds them too |
 //! | `hidden SECS` | the same with an empty environment, twice a session of its own; emits `hidden PID` |
+//! | `hidden-tree SECS` | the same with two children; emits `hidden PID` |
+//! | `bare SECS` | the same as `hidden` in our session; emits `hidden PID` |
 //! | `orphans N` | so many orphans that end at once |
 //! | `join-group` | leaves its process group for that of its parent |
 //! | `ignore-term` | ignores SIGTERM, `dispose` and the end of its input |
@@ -185,8 +187,14 @@ impl Agent {
                 let pid = shell(&script);
                 say(turn, &format!("orphan {pid}\n"));
             }
-            "hidden" => {
-                let pid = hidden(number);
+            "hidden" | "hidden-tree" | "bare" => {
+                let sleep = format!("exec sleep {number}");
+                let tree = format!("sleep {number} & setsid sleep {number} & wait");
+                let pid = match name {
+                    "hidden" => hidden("setsid setsid", &sleep),
+                    "bare" => hidden("", &sleep),
+                    _ => hidden("setsid setsid", &tree),
+                };
                 say(turn, &format!("hidden {pid}\n"));
             }
             "orphans" => {
@@ -219,11 +227,11 @@ impl Agent {
 }
 
 /// Starts a process that nothing but a cgroup connects with us; its pid.
-fn hidden(seconds: u64) -> String {
+fn hidden(sessions: &str, then: &str) -> String {
     let said = std::env::temp_dir().join(format!("fake-agent-{}.hidden", std::process::id()));
-    let inner = format!("echo $$ >{}; exec sleep {seconds}", said.display());
+    let inner = format!("echo $$ >{}; {then}", said.display());
     let mut command = Command::new("sh");
-    command.args(["-c", &format!("env -i setsid setsid sh -c '{inner}' &")]);
+    command.args(["-c", &format!("env -i {sessions} sh -c '{inner}' &")]);
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
