@@ -262,6 +262,30 @@ fn g05_a_card_that_nobody_answers_is_denied_at_its_limit_and_the_turn_goes_on() 
 }
 
 #[test]
+fn a_late_answer_after_a_takeover_is_told_that_the_card_timed_out() {
+    for replaced in [false, true] {
+        let (mut ade, mut rpc, chat) = configured(&limit(300));
+        let prompt = "!card Run it? | touch x | bash\n!delay 600000";
+        let (_, card, mut watch) = asked(&ade, &mut rpc, &chat, prompt);
+        watch.event("its end", |event| event["event"]["type"] == "card_resolved");
+        drop((rpc, watch));
+        if replaced {
+            ade.replace();
+        } else {
+            ade.kill_broker();
+            ade.serve();
+        }
+        let mut rpc = ade.rpc();
+        for _ in ["at once", "and when the worker was taken over"] {
+            let late = rpc.answer(&card, &yes("allow")).unwrap_err();
+            assert_eq!(late.kind, "card_gone", "{}", late.message);
+            assert!(late.message.contains("in time"), "{}", late.message);
+            ade.wait_state(&chat, "streaming");
+        }
+    }
+}
+
+#[test]
 fn of_an_answer_and_the_limit_in_the_same_moment_exactly_one_counts() {
     const ROUNDS: u64 = 40;
     const LIMIT: u64 = 60;
