@@ -205,6 +205,7 @@ fn a_cleared_queue_comes_back_for_a_moment_only() {
     let done = rpc.call("chat.interrupt", asked.clone());
     assert_eq!(done["cleared"], 2);
     let back = rpc.call("chat.queue_recover", json!({"sessionId": chat}));
+    assert_eq!(back["recovered"], 2, "{back}");
     let all = prompts(&back).len();
     assert!(all >= 2, "{back}");
     rpc.event("the new turn", |envelope| envelope["event"]["text"] == "x");

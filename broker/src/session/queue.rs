@@ -107,7 +107,12 @@ impl Actor {
                                    brought back for a few seconds only";
                     return Err(RpcError::failed("not_found", exit::USAGE, message));
                 }
+                let recovered = self.machine.recoverable().min(self.machine.room());
                 self.input(Input::RecoverQueue).await;
+                return Ok(ChatQueue {
+                    recovered,
+                    ..self.queue_list()
+                });
             }
         }
         Ok(self.queue_list())
@@ -137,6 +142,7 @@ impl Actor {
             messages: messages.collect(),
             held: self.machine.is_held(),
             recoverable: self.machine.recoverable(),
+            recovered: 0,
         }
     }
 

@@ -65,7 +65,13 @@ impl Machine {
     /// Whether another message fits.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.queue.len() < MAX_QUEUE
+        self.room() > 0
+    }
+
+    /// How many more messages fit.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        MAX_QUEUE.saturating_sub(self.queue.len())
     }
 
     pub(super) fn send(&mut self, turn: TurnId, prompt: String, now: Mono, out: &mut Vec<Effect>) {

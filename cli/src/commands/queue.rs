@@ -59,7 +59,11 @@ pub(super) async fn run(context: &Context, command: Queue) -> Result<(), Command
             let queue: ChatQueue = client
                 .call(name::CHAT_QUEUE_RECOVER, &ChatRef { session_id }, QUICK)
                 .await?;
-            let text = format!("the queue is back; {} wait", queue.messages.len());
+            let (back, waiting) = (queue.recovered, queue.messages.len());
+            let text = match back {
+                1 => format!("1 message is back; {waiting} in the queue"),
+                _ => format!("{back} messages are back; {waiting} in the queue"),
+            };
             told(context, &queue, &text)
         }
     }

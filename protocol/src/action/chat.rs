@@ -203,6 +203,10 @@ pub struct ChatQueue {
     pub held: bool,
     /// Messages that an interrupt cleared and that can still be brought back.
     pub recoverable: usize,
+    /// Messages that this very call brought back; the first of them may run
+    /// already and wait no more.
+    #[serde(default)]
+    pub recovered: usize,
 }
 
 /// Names one chat.
