@@ -74,6 +74,7 @@ pub async fn close(
         .filter(|turn| !taken_over.goes_on(&turn.session_id))
         .collect();
     let count = turns.len();
+    end_halfway(home, state, &taken_over.halfway).await?;
     for turn in turns {
         if Again::read(&turn.state).is_some() {
             drop_steers(home, state, &turn).await?;
@@ -91,19 +92,7 @@ pub async fn close(
         } else {
             Vec::new()
         };
-        events.extend(error.iter().map(|message| Event::Error {
-            category: ErrorCategory::Exited,
-            message: message.clone(),
-            detail: Some("kind: broker_ended".into()),
-        }));
-        events.extend([
-            Event::Status { status },
-            Event::Done {
-                status,
-                stop_reason: None,
-                usage: None,
-            },
-        ]);
+        events.extend(lost(error.as_deref(), status));
         note(
             write(home, &turn.session_id, Some(&turn.turn_id), &events),
             &turn.session_id,
@@ -117,6 +106,43 @@ pub async fn close(
             .await?;
     }
     Ok(count)
+}
+
+/// A message that a broker without room had begun to write down ends: it was not
+/// sent, and whoever sent it may have been told so.
+async fn end_halfway(
+    home: &Home,
+    state: &StateHandle,
+    rows: &[QueuedRow],
+) -> Result<(), LeftoverError> {
+    let message = "the broker ended before it could write this message down, and did not send it; \
+                   send it again if you still want it";
+    for row in rows.iter().cloned() {
+        let (session, turn) = (row.session_id, row.turn_id);
+        let events = lost(Some(message), TurnStatus::Failed);
+        note(write(home, &session, Some(&turn), &events), &session);
+        let remove = move |state: &State| state.remove_queued(&session, &turn);
+        state.run(remove).await?;
+    }
+    Ok(())
+}
+
+/// How a turn ends that was lost with its broker. `error`: what that cost.
+fn lost(error: Option<&str>, status: TurnStatus) -> Vec<Event> {
+    let error = error.map(|message| Event::Error {
+        category: ErrorCategory::Exited,
+        message: message.to_owned(),
+        detail: Some("kind: broker_ended".into()),
+    });
+    let end = [
+        Event::Status { status },
+        Event::Done {
+            status,
+            stop_reason: None,
+            usage: None,
+        },
+    ];
+    error.into_iter().chain(end).collect()
 }
 
 /// The recovery of a turn has failed with its broker: each message that was meant

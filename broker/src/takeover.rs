@@ -9,12 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use ade_leases::process::{Liveness, ProcessIdentity};
-use ade_protocol::{Generation, SessionId, TurnId, WorkerId};
+use ade_protocol::{Generation, Seq, SessionId, TurnId, WorkerId};
 
 use crate::home::Home;
 use crate::journal;
 use crate::session::{Legacy, LegacyTurn};
-use crate::state::{State, StateError, StateHandle, TurnRow};
+use crate::state::{QueuedRow, State, StateError, StateHandle};
 use crate::sweep::Kept;
 use crate::transcript::{self, Standing};
 
@@ -25,6 +25,9 @@ pub struct Takeover {
     pub legacies: BTreeMap<SessionId, Legacy>,
     /// Running turns of which the transcript knows nothing yet.
     pub unbegun: BTreeSet<TurnId>,
+    /// Messages that wait, of which the transcript has something, but no end: there
+    /// was no room for the rest. They were not sent, and must not be begun again.
+    pub halfway: Vec<QueuedRow>,
     /// Sessions whose worker has a journal, whatever became of it.
     pub recorded: BTreeSet<SessionId>,
     /// Workers of which something survived the sweep.
@@ -69,8 +72,9 @@ pub async fn find(home: &Home, state: &StateHandle) -> Result<Takeover, StateErr
     let cards = state.run(State::cards).await?;
     let journals = journal::read_all(home).unwrap_or_default();
     let mut takeover = Takeover::default();
-    let mut turns = running(home, state).await?;
-    forget_dropped(home, state).await?;
+    let open = reconcile(home, state).await?;
+    let mut turns = open.running;
+    takeover.halfway = open.halfway;
     for turn in turns.values().filter(|turn| !turn.begun) {
         takeover.unbegun.insert(turn.row.turn_id.clone());
     }
@@ -113,48 +117,77 @@ pub async fn find(home: &Home, state: &StateHandle) -> Result<Takeover, StateErr
     Ok(takeover)
 }
 
-/// The turns that run, by session.
-async fn running(
-    home: &Home,
-    state: &StateHandle,
-) -> Result<BTreeMap<SessionId, LegacyTurn>, StateError> {
-    let rows: Vec<TurnRow> = state.run(State::running_turns).await?;
-    let mut running = BTreeMap::new();
-    for row in rows {
-        let (path, turn) = (home.transcript(&row.session_id), row.turn_id.clone());
-        let read = tokio::task::spawn_blocking(move || transcript::standing(&path, &turn));
-        // One that can't be read is looked after by its session.
-        let standing = read.await.ok().and_then(Result::ok);
-        if let Some(Standing::Ended(status)) = standing {
-            let (session, turn) = (row.session_id, row.turn_id);
+/// Compares what `state.db` says of turns, running or waiting, with the ends of
+/// transcripts: a broker that dies, or that has no room to write, may have told
+/// an end that `state.db` knows nothing of. Such a turn is over, and its row goes.
+/// This comes before anything is written. Gives the turns that run, by session,
+/// and the messages that wait although something stands there of them.
+async fn reconcile(home: &Home, state: &StateHandle) -> Result<Open, StateError> {
+    let running = state.run(State::running_turns).await?;
+    let queued = state.run(State::queues).await?;
+    let mut wanted: BTreeMap<SessionId, (Vec<TurnId>, Seq)> = BTreeMap::new();
+    let running_ids = running
+        .iter()
+        .map(|row| (&row.session_id, &row.turn_id, row.after));
+    let queued_ids = queued
+        .iter()
+        .map(|row| (&row.session_id, &row.turn_id, row.after));
+    for (session, turn, after) in running_ids.chain(queued_ids) {
+        let (turns, oldest) = wanted
+            .entry(session.clone())
+            .or_insert_with(|| (Vec::new(), after));
+        turns.push(turn.clone());
+        *oldest = after.min(*oldest);
+    }
+    // A transcript that can't be read is looked after by its session.
+    let mut standings = BTreeMap::new();
+    for (session, (turns, after)) in wanted {
+        let path = home.transcript(&session);
+        let read = tokio::task::spawn_blocking(move || transcript::standings(&path, turns, after));
+        if let Some(found) = read.await.ok().and_then(Result::ok) {
+            standings.insert(session, found);
+        }
+    }
+    let mut open = Open::default();
+    for row in running {
+        let found = standings.get(&row.session_id);
+        let standing = found.map(|found| found.get(&row.turn_id));
+        if let Some(Some(Standing::Ended(status))) = standing {
+            let (session, turn, status) = (row.session_id, row.turn_id, *status);
             state
                 .run(move |state| state.end_turn(&session, &turn, status, None).map(drop))
                 .await?;
             continue;
         }
-        let begun = standing != Some(Standing::Absent);
-        running.insert(row.session_id.clone(), LegacyTurn { row, begun });
+        let begun = standing != Some(None);
+        open.running
+            .insert(row.session_id.clone(), LegacyTurn { row, begun });
     }
-    Ok(running)
-}
-
-/// Takes messages out of the queues that were dropped while they waited: a
-/// broker that dies in between has told it, and the row is still there. It is
-/// the last thing that such a broker has written, so this must come before
-/// anything is written for it.
-async fn forget_dropped(home: &Home, state: &StateHandle) -> Result<(), StateError> {
-    for row in state.run(State::queues).await? {
-        let (path, turn) = (home.transcript(&row.session_id), row.turn_id.clone());
-        let read = tokio::task::spawn_blocking(move || transcript::standing(&path, &turn));
-        // One that can't be read is looked after by its session.
-        if let Some(Standing::Ended(_)) = read.await.ok().and_then(Result::ok) {
-            let remove = move |state: &State| state.remove_queued(&row.session_id, &row.turn_id);
-            state.run(remove).await?;
+    for row in queued {
+        let found = standings.get(&row.session_id);
+        match found.and_then(|found| found.get(&row.turn_id)) {
+            Some(Standing::Ended(_)) => {
+                let remove =
+                    move |state: &State| state.remove_queued(&row.session_id, &row.turn_id);
+                state.run(remove).await?;
+            }
+            Some(Standing::Begun) => open.halfway.push(row),
+            None => {}
         }
     }
-    Ok(())
+    Ok(open)
+}
+
+/// What is not over.
+#[derive(Default)]
+struct Open {
+    running: BTreeMap<SessionId, LegacyTurn>,
+    halfway: Vec<QueuedRow>,
 }
 
 fn is_alive(identity: &ProcessIdentity) -> bool {
     identity.liveness() == Liveness::Alive
 }
+
+#[cfg(test)]
+mod tests;

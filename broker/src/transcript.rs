@@ -34,7 +34,7 @@ use memchr::memchr;
 use serde::Deserialize;
 
 pub use read::{Page, read_after, read_on};
-pub use scan::{Standing, standing};
+pub use scan::{Standing, standings};
 
 use crate::files;
 use crate::limits;

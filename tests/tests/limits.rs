@@ -385,3 +385,67 @@ fn a_full_disk_under_everything_is_survived() {
     wait_true("no litter", || ade.litter().is_empty());
     assert_eq!(ade.stop_broker(), Some(0));
 }
+
+/// Rows of a chat in `state.db`.
+fn rows(ade: &Ade, chat: &str) -> (i64, i64) {
+    let db = rusqlite::Connection::open(ade.home().join("state.db")).expect("state.db");
+    let count = |table: &str| {
+        let query = format!("SELECT count(*) FROM {table} WHERE session_id = ?1");
+        db.query_row(&query, [chat], |row| row.get(0))
+            .expect("a count")
+    };
+    (count("turns"), count("queue"))
+}
+
+/// `state.db` can be neither extended nor put right: its log is empty, and there
+/// is no room to begin one.
+fn lock_in(ade: &Ade, disk: &Disk) {
+    let db = rusqlite::Connection::open(ade.home().join("state.db")).expect("state.db");
+    wait_true("an empty log", || {
+        let emptied: i64 = db
+            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))
+            .expect("a checkpoint");
+        emptied == 0
+    });
+    disk.fill();
+}
+
+#[test]
+fn turns_that_ended_for_a_full_disk_are_over_for_the_next_broker() {
+    if !is_root() {
+        return;
+    }
+    let mut ade = Ade::new();
+    let disk = Disk::mount(&ade.home(), "3m");
+    // The transcript has room, so the ends are told.
+    let _transcripts = Disk::mount(&ade.home().join("transcripts"), "256k");
+    ade.serve();
+    let mut rpc = ade.rpc();
+    let chat = chat(&ade, &mut rpc);
+    let (running, _) = ade.send(&mut rpc, &chat, "!emit begun\n!hang");
+    let (first, _) = ade.send(&mut rpc, &chat, "first");
+    let (second, _) = ade.send(&mut rpc, &chat, "second");
+    ade.wait_transcript(&chat, "a word", |lines| text_of(lines) == "begun");
+    lock_in(&ade, &disk);
+    let refused = rpc.try_call("chat.send", json!({"sessionId": chat, "prompt": "third"}));
+    assert_eq!(refused.expect_err("no room").kind, "state");
+    for turn in [&running, &first, &second] {
+        assert_eq!(ended(&of_turn(&ade.wait_done(&chat, turn), turn)), "failed");
+    }
+    drop(rpc);
+    ade.kill_broker();
+    disk.make_room();
+    assert_eq!(rows(&ade, &chat), (1, 2), "`state.db` knows of no end");
+    ade.serve();
+    assert_eq!(rows(&ade, &chat), (0, 0));
+    assert_eq!(text_of(&ade.turn(&chat, "and now?")), "You said: and now?");
+    let lines = whole(&ade, &chat);
+    for turn in [&running, &first, &second] {
+        let events = of_turn(&lines, turn);
+        let ends = dones(&events).len();
+        assert_eq!((ends, ended(&events)), (1, "failed"), "{events:?}");
+        let messages = usize::from(turn == &running);
+        assert_eq!(of_type(&events, "user_message").len(), messages);
+    }
+    assert_eq!(ade.stop_broker(), Some(0));
+}

@@ -256,6 +256,7 @@ impl Actor {
             prompt: row.prompt,
             steers: row.steers,
             queued_at: clock::timestamp(),
+            after: self.last_sequence(),
         };
         self.store("queue a message", move |state| {
             if first {

@@ -46,6 +46,7 @@ impl Actor {
             state: "starting".into(),
             armed_at_ms: 0,
             cause: None,
+            after: self.last_sequence(),
         };
         // One step: after a crash the message is in the one place or the other.
         self.store("begin a turn", move |state| {

@@ -119,6 +119,9 @@ pub struct TurnRow {
     pub armed_at_ms: u64,
     /// Why it goes on with another worker, as the turn machine writes it.
     pub cause: Option<String>,
+    /// The last event of the transcript when this was written: what stands there
+    /// of the turn comes after it.
+    pub after: Seq,
 }
 
 /// A card of a worker that may live.
@@ -159,6 +162,9 @@ pub struct QueuedRow {
     pub steers: Option<TurnId>,
     /// When it was queued: RFC 3339, UTC, milliseconds.
     pub queued_at: String,
+    /// The last event of the transcript when this was written: what stands there
+    /// of the message comes after it.
+    pub after: Seq,
 }
 
 /// A wire word, such as `full-auto`, as the database keeps it.

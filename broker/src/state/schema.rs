@@ -79,6 +79,10 @@ const MIGRATIONS: &[&str] = &[
     "
     ALTER TABLE turns ADD COLUMN cause TEXT;
 ",
+    "
+    ALTER TABLE turns ADD COLUMN after_sequence INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE queue ADD COLUMN after_sequence INTEGER NOT NULL DEFAULT 0;
+",
 ];
 
 fn known() -> i64 {

@@ -44,6 +44,7 @@ fn turn(session: &str, id: &str) -> TurnRow {
         state: "starting".into(),
         armed_at_ms: 0,
         cause: None,
+        after: Seq(7),
     }
 }
 
@@ -54,6 +55,7 @@ fn queued(session: &str, id: &str) -> QueuedRow {
         prompt: format!("prompt {id}"),
         steers: None,
         queued_at: "t".into(),
+        after: Seq(8),
     }
 }
 
@@ -436,6 +438,8 @@ fn a_queue_of_an_older_schema_has_no_steers_and_new_ones_are_kept() {
     let old = "ALTER TABLE turns DROP COLUMN cause;
                ALTER TABLE queue DROP COLUMN cleared;
                ALTER TABLE queue DROP COLUMN steers;
+               ALTER TABLE queue DROP COLUMN after_sequence;
+               ALTER TABLE turns DROP COLUMN after_sequence;
                INSERT INTO queue (session_id, turn_id, prompt, queued_at)
                VALUES ('s', 't1', 'prompt t1', 't');
                PRAGMA user_version = 3;";
@@ -448,7 +452,12 @@ fn a_queue_of_an_older_schema_has_no_steers_and_new_ones_are_kept() {
     };
     state.enqueue(&steer("t2")).unwrap();
     state.enqueue_first(&steer("t3")).unwrap();
-    let rows = [steer("t3"), queued("s", "t1"), steer("t2")];
+    // Where the old row's turn may begin in the transcript nobody knows.
+    let old = QueuedRow {
+        after: Seq(0),
+        ..queued("s", "t1")
+    };
+    let rows = [steer("t3"), old, steer("t2")];
     assert_eq!(state.queue(&"s".into()).unwrap(), rows);
 }
 

@@ -1,15 +1,15 @@
 //! Running turns and queued messages.
 
 use ade_protocol::event::TurnStatus;
-use ade_protocol::{Generation, SessionId, TurnId};
+use ade_protocol::{Generation, Seq, SessionId, TurnId};
 use rusqlite::{Row, params};
 
 use super::rows::{signed, to_word, unsigned};
 use super::{QueuedRow, RowFault, State, StateError, TurnRow};
 
-const TURN: &str =
-    "session_id, turn_id, prompt, started_at, generation, sends, state, armed_at_ms, cause";
-const QUEUED: &str = "session_id, turn_id, prompt, queued_at, steers";
+const TURN: &str = "session_id, turn_id, prompt, started_at, generation, sends, state, armed_at_ms, \
+                    cause, after_sequence";
+const QUEUED: &str = "session_id, turn_id, prompt, queued_at, steers, after_sequence";
 
 fn turn_row(row: &Row<'_>) -> Result<TurnRow, RowFault> {
     Ok(TurnRow {
@@ -22,6 +22,7 @@ fn turn_row(row: &Row<'_>) -> Result<TurnRow, RowFault> {
         state: row.get(6)?,
         armed_at_ms: unsigned(row.get(7)?),
         cause: row.get(8)?,
+        after: Seq(unsigned(row.get(9)?)),
     })
 }
 
@@ -32,6 +33,7 @@ fn queued_row(row: &Row<'_>) -> Result<QueuedRow, RowFault> {
         prompt: row.get(2)?,
         queued_at: row.get(3)?,
         steers: row.get::<_, Option<String>>(4)?.map(TurnId::from),
+        after: Seq(unsigned(row.get(5)?)),
     })
 }
 
@@ -42,7 +44,7 @@ impl State {
     /// [`StateError::TurnRuns`] when another one runs; other [`StateError`]s.
     pub fn begin_turn(&self, turn: &TurnRow) -> Result<(), StateError> {
         let sql = format!(
-            "INSERT INTO turns ({TURN}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+            "INSERT INTO turns ({TURN}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
              ON CONFLICT (session_id) DO NOTHING"
         );
         let values = params![
@@ -55,6 +57,7 @@ impl State {
             turn.state,
             signed(turn.armed_at_ms),
             turn.cause,
+            signed(turn.after.0),
         ];
         match self.execute("begin a turn", &sql, values)? {
             0 => Err(StateError::TurnRuns(turn.session_id.clone())),
@@ -176,10 +179,18 @@ impl State {
     pub fn enqueue(&self, message: &QueuedRow) -> Result<(), StateError> {
         let cleared = "DELETE FROM queue WHERE turn_id = ?1 AND cleared = 1";
         self.execute("queue a message", cleared, [message.turn_id.as_str()])?;
-        let sql = format!("INSERT INTO queue ({QUEUED}) VALUES (?1, ?2, ?3, ?4, ?5)");
+        let sql = format!("INSERT INTO queue ({QUEUED}) VALUES (?1, ?2, ?3, ?4, ?5, ?6)");
         let (session, turn) = (message.session_id.as_str(), message.turn_id.as_str());
         let steers = message.steers.as_ref().map(TurnId::as_str);
-        let values = params![session, turn, message.prompt, message.queued_at, steers];
+        let after = signed(message.after.0);
+        let values = params![
+            session,
+            turn,
+            message.prompt,
+            message.queued_at,
+            steers,
+            after
+        ];
         self.execute("queue a message", &sql, values).map(drop)
     }
 
@@ -190,11 +201,19 @@ impl State {
     pub fn enqueue_first(&self, message: &QueuedRow) -> Result<(), StateError> {
         let sql = format!(
             "INSERT INTO queue (place, {QUEUED}) VALUES
-             ((SELECT coalesce(min(place), 0) - 1 FROM queue), ?1, ?2, ?3, ?4, ?5)"
+             ((SELECT coalesce(min(place), 0) - 1 FROM queue), ?1, ?2, ?3, ?4, ?5, ?6)"
         );
         let (session, turn) = (message.session_id.as_str(), message.turn_id.as_str());
         let steers = message.steers.as_ref().map(TurnId::as_str);
-        let values = params![session, turn, message.prompt, message.queued_at, steers];
+        let after = signed(message.after.0);
+        let values = params![
+            session,
+            turn,
+            message.prompt,
+            message.queued_at,
+            steers,
+            after
+        ];
         self.execute("queue a message", &sql, values).map(drop)
     }
 
@@ -309,6 +328,7 @@ impl State {
                 state: "starting".to_owned(),
                 armed_at_ms: 0,
                 cause: None,
+                after: first.after,
             };
             state.begin_turn(&turn)?;
             Ok(Some(turn))

@@ -1,14 +1,16 @@
 //! Finding the end of a transcript, from the end.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use ade_protocol::TurnId;
 use ade_protocol::event::TurnStatus;
+use ade_protocol::{Seq, TurnId};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::{Head, MAX_ENVELOPE, Place};
 
@@ -68,8 +70,6 @@ pub(super) fn end(path: &Path) -> io::Result<End> {
 /// What a transcript holds of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Nothing.
-    Absent,
     /// Its beginning, not its end.
     Begun,
     /// Its one terminal event.
@@ -80,8 +80,10 @@ pub enum Standing {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Line<'a> {
+    sequence: Seq,
     #[serde(borrow)]
     turn_id: Option<Cow<'a, str>>,
+    origin: Option<IgnoredAny>,
     #[serde(borrow)]
     event: Peek<'a>,
 }
@@ -94,37 +96,59 @@ struct Peek<'a> {
     status: Option<TurnStatus>,
 }
 
-/// How the last turn of a session stands in its transcript. Reads from the end
-/// until something of the turn, or the end of an earlier one, was seen.
+/// How turns of a session stand in its transcript; one that is not in the result
+/// has nothing there. `after`: an event that is older than anything that was
+/// written of them.
+///
+/// Reads from the end until all are known or `after` is reached, and never stops
+/// for what it finds of other turns: when a disk is full several turns end at
+/// once, in any order, and what `state.db` says of them may be taken back much
+/// later.
 ///
 /// # Errors
 /// The file is there and cannot be read.
-pub fn standing(path: &Path, turn: &TurnId) -> io::Result<Standing> {
+pub fn standings(
+    path: &Path,
+    turns: Vec<TurnId>,
+    after: Seq,
+) -> io::Result<BTreeMap<TurnId, Standing>> {
+    let mut found = BTreeMap::new();
+    let mut turns: BTreeMap<String, TurnId> = turns
+        .into_iter()
+        .map(|turn| (turn.as_str().to_owned(), turn))
+        .collect();
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Standing::Absent),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
         Err(error) => return Err(error),
     };
     let length = file.metadata()?.len();
     let mut lines = Backward::new(&file, length);
-    while let Some(line) = lines.next()? {
+    while !turns.is_empty()
+        && let Some(line) = lines.next()?
+    {
         let line = line.and_then(|line| serde_json::from_slice::<Line<'_>>(line).ok());
-        let Some(Line {
-            turn_id: Some(of),
-            event,
-        }) = line
-        else {
+        let Some(line) = line else { continue };
+        if line.sequence <= after {
+            break;
+        }
+        let Some(id) = line.turn_id.as_deref() else {
             continue;
         };
-        let done = event.kind == "done";
-        match (of == turn.as_str(), event.status) {
-            (true, Some(status)) if done => return Ok(Standing::Ended(status)),
-            (true, _) => return Ok(Standing::Begun),
-            (false, _) if done => return Ok(Standing::Absent),
-            (false, _) => {}
+        let Some(turn) = turns.get(id) else { continue };
+        let standing = found.entry(turn.clone()).or_insert(Standing::Begun);
+        let ended = line.event.status.filter(|_| line.event.kind == "done");
+        // The broker itself may tell something of a turn that is over, such as
+        // how its card ended. A worker's words belong to a turn that runs.
+        let runs = line.origin.is_some() || line.event.kind == "user_message";
+        if let Some(status) = ended {
+            *standing = Standing::Ended(status);
+        }
+        if ended.is_some() || runs {
+            turns.remove(id);
         }
     }
-    Ok(Standing::Absent)
+    Ok(found)
 }
 
 /// The lines of a file, last one first.

@@ -359,3 +359,69 @@ proptest! {
         prop_assert_eq!(read, all);
     }
 }
+
+/// Appends events of the broker's own: of a turn, by type and status.
+fn tell(transcript: &mut Transcript, events: &[(&str, &str, &str)]) {
+    for (turn, kind, status) in events {
+        let status = match *status {
+            "" => String::new(),
+            status => format!(",\"status\":\"{status}\""),
+        };
+        let event = format!("{{\"type\":\"{kind}\"{status}}}");
+        transcript.stage(WHEN, Some(&TurnId::from(*turn)), None, event.as_bytes());
+    }
+    transcript.commit().unwrap();
+}
+
+fn stand(path: &Path, turns: &[&str], after: u64) -> Vec<(String, Standing)> {
+    let turns = turns.iter().map(|turn| TurnId::from(*turn)).collect();
+    let found = standings(path, turns, Seq(after)).unwrap();
+    let found = found.into_iter();
+    found.map(|(turn, how)| (turn.to_string(), how)).collect()
+}
+
+#[test]
+fn all_turns_that_ended_at_once_are_seen_and_those_that_did_not() {
+    use ade_protocol::event::TurnStatus::{Failed, Interrupted};
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("t.jsonl");
+    assert_eq!(stand(&path, &["a"], 0), []);
+    let mut transcript = open(&path);
+    tell(
+        &mut transcript,
+        &[("a", "user_message", ""), ("a", "status", "started")],
+    );
+    let by_a_worker = br#"{"type":"text","text":"x"}"#;
+    transcript.stage(WHEN, Some(&"a".into()), origin(1, 1), by_a_worker);
+    let ends = [
+        ("b", "done", "interrupted"),
+        ("a", "status", "failed"),
+        ("a", "done", "failed"),
+        ("c", "done", "failed"),
+        ("d", "user_message", ""),
+        ("e", "notice", ""),
+        // Told of a turn that is over already.
+        ("a", "card_resolved", ""),
+    ];
+    tell(&mut transcript, &ends);
+    let all = ["a", "b", "c", "d", "e", "f"];
+    let expected = [
+        ("a", Standing::Ended(Failed)),
+        ("b", Standing::Ended(Interrupted)),
+        ("c", Standing::Ended(Failed)),
+        ("d", Standing::Begun),
+        ("e", Standing::Begun),
+    ]
+    .map(|(turn, how)| (turn.to_owned(), how));
+    assert_eq!(stand(&path, &all, 0), expected);
+    // Other turns since then hide nothing.
+    for _ in 0..3 {
+        tell(&mut transcript, &[("x", "user_message", "")]);
+        fill(&mut transcript, 200, 1000);
+        tell(&mut transcript, &[("x", "done", "completed")]);
+    }
+    assert_eq!(stand(&path, &all, 0), expected);
+    // What was there before a row was written says nothing of it.
+    assert_eq!(stand(&path, &all[1..], 6), expected[2..]);
+    assert_eq!(stand(&path, &all, 10), []);
+}
