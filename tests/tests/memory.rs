@@ -18,18 +18,20 @@ fn chat(ade: &Ade, rpc: &mut Rpc) -> String {
 }
 
 /// From now on the process gets so many more bytes from the system and no more.
+/// Its data is what is limited: address space that the allocator has reserved
+/// already would be given out in spite of a limit on address space.
 fn starve(pid: i32, spare: u64) {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("its status");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
-    let size: u64 = line
+    let line = status.lines().find_map(|line| line.strip_prefix("VmData:"));
+    let data: u64 = line
         .and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse().ok())
-        .expect("its size");
-    let limit = Some(size * 1024 + spare);
+        .expect("its data");
+    let limit = Some(data * 1024 + spare);
     let limit = Rlimit {
         current: limit,
         maximum: limit,
     };
-    prlimit(Pid::from_raw(pid), Resource::As, limit).expect("the limit is set");
+    prlimit(Pid::from_raw(pid), Resource::Data, limit).expect("the limit is set");
 }
 
 /// Fork and its kin fail as they do when there is no memory, while the file of
