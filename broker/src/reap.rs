@@ -16,7 +16,7 @@
 //! What follows from it: **nothing in the broker starts a process past this
 //! module** (`tokio::process` would lose its statuses to us).
 //!
-//! The register also tells which children came as orphans ([`adopted`]).
+//! The register also tells which children came as orphans (`adopted`).
 //!
 //! What this module does not do: signal anybody.
 

@@ -4,7 +4,7 @@
 //! everything below it by the mark in its environment, and, where it has one, by
 //! the worker's own cgroup ([`crate::cgroups`]). While the broker that started
 //! the worker lives, what hides from both comes to it and is ended too
-//! ([`crate::orphans`]). A pid that was given to
+//! (`orphans`). A pid that was given to
 //! somebody else, a journal of another boot, and a process that cannot be
 //! identified are left alone.
 //!
