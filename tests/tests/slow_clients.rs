@@ -13,8 +13,8 @@ const CLIENTS: usize = 10;
 /// writer's hands.
 const EACH: usize = 4 * 1024 + 512;
 
-/// For everything else, in KiB.
-const SLACK: usize = 4 * 1024;
+/// For everything else, in KiB: the allocator takes memory in large pieces.
+const SLACK: usize = 8 * 1024;
 
 /// Memory of the broker's own, in KiB.
 fn memory(ade: &Ade) -> usize {
@@ -51,8 +51,9 @@ fn clients_that_do_not_read_cost_what_their_queues_may_hold() {
             "{CLIENTS} clients that do not read cost {grown} KiB, time {wave}"
         ));
         assert!(grown < CLIENTS * EACH + SLACK, "{grown} KiB");
+        // One that leaked would cost as much again.
         assert!(
-            wave == 1 || grown < most + SLACK,
+            wave == 1 || grown < most + CLIENTS * EACH / 2,
             "{most}, then {grown} KiB"
         );
         most = grown;
