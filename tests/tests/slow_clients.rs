@@ -13,8 +13,9 @@ const CLIENTS: usize = 10;
 /// writer's hands.
 const EACH: usize = 4 * 1024 + 512;
 
-/// For everything else, in KiB: the allocator takes memory in large pieces.
-const SLACK: usize = 8 * 1024;
+/// For everything else, in KiB: the allocator takes memory in large pieces and
+/// keeps what lies between them. Twice the bound, or a leak, is above it.
+const SLACK: usize = CLIENTS * EACH / 2;
 
 /// Memory of the broker's own, in KiB.
 fn memory(ade: &Ade) -> usize {
@@ -53,7 +54,7 @@ fn clients_that_do_not_read_cost_what_their_queues_may_hold() {
         assert!(grown < CLIENTS * EACH + SLACK, "{grown} KiB");
         // One that leaked would cost as much again.
         assert!(
-            wave == 1 || grown < most + CLIENTS * EACH / 2,
+            wave == 1 || grown < most + SLACK,
             "{most}, then {grown} KiB"
         );
         most = grown;
