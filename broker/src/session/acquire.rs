@@ -35,6 +35,20 @@ const BUDGET: &str = "start_budget";
 const KIND_BUDGET: &str = "provider_start_budget";
 
 impl Actor {
+    /// Notes that a start is under way; gives what cancels it.
+    pub(super) fn begin_start(&mut self, takeover: bool) -> CancellationToken {
+        self.epoch += 1;
+        let cancel = CancellationToken::new();
+        self.starting = Some(Starting {
+            epoch: self.epoch,
+            place: 0,
+            told: false,
+            cancel: cancel.clone(),
+            takeover,
+        });
+        cancel
+    }
+
     /// Gets a worker, unless one is being had already.
     pub(super) fn acquire(&mut self) {
         // A cancelled start is waited for: two generations never overlap. When
@@ -49,15 +63,7 @@ impl Actor {
         {
             self.dismiss();
         }
-        self.epoch += 1;
-        let cancel = CancellationToken::new();
-        self.starting = Some(Starting {
-            epoch: self.epoch,
-            place: 0,
-            told: false,
-            cancel: cancel.clone(),
-            takeover: false,
-        });
+        let cancel = self.begin_start(false);
         let (epoch, tx) = (self.epoch, self.tx.clone());
         let start = self.may_start_now();
         let plan = Plan {

@@ -11,9 +11,7 @@ use std::time::Duration;
 use ade_protocol::card::{Card, CardOutcome, Withdrawal};
 use ade_protocol::event::{Event, NoticeLevel};
 use ade_protocol::{Generation, RequestId, Seq};
-use tokio_util::sync::CancellationToken;
 
-use super::acquire::Starting;
 use super::actor::Actor;
 use super::adopt::{self, Adoption, Resumed};
 use super::requests::send_id;
@@ -102,15 +100,7 @@ impl Actor {
             &self.row.session_id,
         );
         self.take_over_cards(cards, told);
-        self.epoch += 1;
-        let cancel = CancellationToken::new();
-        self.starting = Some(Starting {
-            epoch: self.epoch,
-            place: 0,
-            told: false,
-            cancel: cancel.clone(),
-            takeover: true,
-        });
+        let cancel = self.begin_start(true);
         let (epoch, tx) = (self.epoch, self.tx.clone());
         let adoption = Adoption {
             shared: Arc::clone(&self.shared),

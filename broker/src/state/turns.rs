@@ -177,21 +177,12 @@ impl State {
     /// # Errors
     /// [`StateError`].
     pub fn enqueue(&self, message: &QueuedRow) -> Result<(), StateError> {
-        let cleared = "DELETE FROM queue WHERE turn_id = ?1 AND cleared = 1";
-        self.execute("queue a message", cleared, [message.turn_id.as_str()])?;
-        let sql = format!("INSERT INTO queue ({QUEUED}) VALUES (?1, ?2, ?3, ?4, ?5, ?6)");
-        let (session, turn) = (message.session_id.as_str(), message.turn_id.as_str());
-        let steers = message.steers.as_ref().map(TurnId::as_str);
-        let after = signed(message.after.0);
-        let values = params![
-            session,
-            turn,
-            message.prompt,
-            message.queued_at,
-            steers,
-            after
-        ];
-        self.execute("queue a message", &sql, values).map(drop)
+        self.atomically(|state| {
+            let cleared = "DELETE FROM queue WHERE turn_id = ?1 AND cleared = 1";
+            state.execute("queue a message", cleared, [message.turn_id.as_str()])?;
+            // SQLite gives the next place.
+            state.insert_queued("NULL", message)
+        })
     }
 
     /// Queues a message before all others of its session.
@@ -199,20 +190,19 @@ impl State {
     /// # Errors
     /// [`StateError`].
     pub fn enqueue_first(&self, message: &QueuedRow) -> Result<(), StateError> {
-        let sql = format!(
-            "INSERT INTO queue (place, {QUEUED}) VALUES
-             ((SELECT coalesce(min(place), 0) - 1 FROM queue), ?1, ?2, ?3, ?4, ?5, ?6)"
-        );
-        let (session, turn) = (message.session_id.as_str(), message.turn_id.as_str());
-        let steers = message.steers.as_ref().map(TurnId::as_str);
-        let after = signed(message.after.0);
+        self.insert_queued("(SELECT coalesce(min(place), 0) - 1 FROM queue)", message)
+    }
+
+    fn insert_queued(&self, place: &str, message: &QueuedRow) -> Result<(), StateError> {
+        let sql =
+            format!("INSERT INTO queue (place, {QUEUED}) VALUES ({place}, ?1, ?2, ?3, ?4, ?5, ?6)");
         let values = params![
-            session,
-            turn,
+            message.session_id.as_str(),
+            message.turn_id.as_str(),
             message.prompt,
             message.queued_at,
-            steers,
-            after
+            message.steers.as_ref().map(TurnId::as_str),
+            signed(message.after.0),
         ];
         self.execute("queue a message", &sql, values).map(drop)
     }
