@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use ade_leases::process::{Liveness, Pid, ProcessIdentity};
 use serde_json::Value;
 
 use crate::support::{Place, Ran, ran, wait_until};
@@ -73,8 +74,9 @@ fn send(child: &Child, signal: nix::sys::signal::Signal) {
 }
 
 fn runs(pid: &str) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
-    stat.is_ok_and(|stat| !stat.contains(") Z "))
+    let pid = Pid::new(pid.trim().parse().expect("a number")).expect("a usable pid");
+    let found = ProcessIdentity::of(pid).expect("the process table");
+    found.is_some_and(|found| found.liveness() == Liveness::Alive)
 }
 
 #[test]

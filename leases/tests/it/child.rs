@@ -1,6 +1,6 @@
 //! A second process that uses this crate: this test binary, started again.
 
-use crate::support::wait_until;
+use crate::support::wait_for_end;
 use ade_leases::lease::{AcquireError, Lease, Moment, Request, Seam, Step, acquire_with};
 use ade_leases::record::OwnerKind;
 use nix::sys::signal::{Signal, kill};
@@ -203,10 +203,7 @@ impl Other {
     /// Kills it without reaping.
     pub(crate) fn kill(&mut self) {
         self.0.kill().expect("it is ours");
-        let stat = format!("/proc/{}/stat", self.0.id());
-        wait_until("the killed child is a zombie", || {
-            fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") Z "))
-        });
+        wait_for_end(&self.0);
     }
 
     /// Lets it release and end.

@@ -1,5 +1,6 @@
 //! What the tests of this crate share.
 
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -42,16 +43,25 @@ impl Drop for Live {
     }
 }
 
+/// Until a child has ended as a whole, without reaping it. The state in its
+/// stat line is not enough: that shows the end of the first thread, and another
+/// one may still be about to close the files, locks included.
+pub(crate) fn wait_for_end(child: &Child) {
+    let pid = i32::try_from(child.id()).expect("a pid");
+    let pid = nix::unistd::Pid::from_raw(pid);
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+    wait_until("the child has ended", || {
+        waitid(Id::Pid(pid), flags).expect("our child") != WaitStatus::StillAlive
+    });
+}
+
 /// A child that has ended and is not reaped before it is dropped.
 pub(crate) struct Zombie(Child);
 
 impl Zombie {
     pub(crate) fn new() -> Self {
         let child = Command::new("true").spawn().expect("true starts");
-        let stat = format!("/proc/{}/stat", child.id());
-        wait_until("the child is a zombie", || {
-            fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") Z "))
-        });
+        wait_for_end(&child);
         Self(child)
     }
 

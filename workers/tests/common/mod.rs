@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use ade_leases::process::{Liveness, Pid, ProcessIdentity};
 use ade_protocol::boot::{HostCommand, MARK_ENV, WORKER_ARGV0, WorkerBoot, WorkerTiming};
 use ade_protocol::frame::{FromWorker, Known};
 use ade_protocol::{Generation, SessionId, WorkerId};
@@ -38,14 +39,11 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Whether a process runs; a zombie does not.
+/// Whether a process runs; a zombie does not, unless one of its threads lives.
 pub(crate) fn runs(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat
-        .rsplit(')')
-        .next()
-        .and_then(|rest| rest.trim_start().chars().next());
-    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+    let pid = Pid::new(i64::from(pid)).expect("a usable pid");
+    let found = ProcessIdentity::of(pid).expect("the process table");
+    found.is_some_and(|found| found.liveness() == Liveness::Alive)
 }
 
 #[expect(clippy::disallowed_methods, reason = "processes of the test itself")]
