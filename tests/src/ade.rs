@@ -12,6 +12,7 @@ use ade_leases::process::cgroup::{Cgroup, Folder};
 use ade_leases::process::{self, ProcessIdentity, Signal, Target};
 use serde_json::{Value, json};
 
+use crate::commands::within;
 use crate::rpc::Rpc;
 use crate::wait::{PATIENCE, wait_true, wait_until, wait_within};
 
@@ -212,25 +213,34 @@ impl Ade {
         self.serve_with(|command| command)
     }
 
-    /// The same with a command that was changed, or one that becomes it.
+    /// The same below another command, which runs its last arguments: see
+    /// [`within`].
+    ///
+    /// # Panics
+    /// When it does not answer.
+    #[track_caller]
+    pub fn serve_within(&mut self, outer: Command) -> u32 {
+        let errors = self.errors();
+        self.serve_with(|serve| {
+            let mut command = within(outer, &serve);
+            command.stdout(Stdio::null()).stderr(errors);
+            command
+        })
+    }
+
+    /// The same with a command that was changed, or another one in its place.
     ///
     /// # Panics
     /// When it does not answer.
     #[track_caller]
     pub fn serve_with(&mut self, change: impl FnOnce(Command) -> Command) -> u32 {
-        let log = self.root.path().join("serve.err");
-        let errors = fs::File::options()
-            .create(true)
-            .append(true)
-            .open(&log)
-            .expect("serve.err");
         let mut command = self.command(&["serve"]);
-        command.stdout(Stdio::null()).stderr(errors);
+        command.stdout(Stdio::null()).stderr(self.errors());
         let mut child = change(command).spawn().expect("starting the broker");
         let pid = child.id();
         wait_until("the broker answers", || {
             if let Ok(Some(status)) = child.try_wait() {
-                let said = fs::read_to_string(&log).unwrap_or_default();
+                let said = fs::read_to_string(self.errors_file()).unwrap_or_default();
                 panic!("the broker ended with {status}: {said}");
             }
             let moved = self
@@ -242,6 +252,19 @@ impl Ade {
         });
         self.broker = Some(child);
         pid
+    }
+
+    /// Where the broker's standard errors are kept.
+    fn errors_file(&self) -> PathBuf {
+        self.root.path().join("serve.err")
+    }
+
+    fn errors(&self) -> fs::File {
+        let file = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.errors_file());
+        file.expect("serve.err")
     }
 
     /// Pid of the broker that [`Ade::serve`] started.

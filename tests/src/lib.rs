@@ -8,6 +8,7 @@
 pub mod ade;
 pub mod agents;
 pub mod chaos;
+pub mod commands;
 pub mod disk;
 pub mod fake_model;
 pub mod hosts;

@@ -119,6 +119,26 @@ impl Ade {
             .into()
     }
 
+    /// The worker of a chat.
+    ///
+    /// # Panics
+    /// When it has none.
+    #[must_use]
+    #[track_caller]
+    pub fn worker_of(&self, session: &str) -> i32 {
+        pid_in(&self.session(session), "workerPid")
+    }
+
+    /// The host of a chat's agent.
+    ///
+    /// # Panics
+    /// When it has none.
+    #[must_use]
+    #[track_caller]
+    pub fn host_of(&self, session: &str) -> i32 {
+        pid_in(&self.session(session), "hostPid")
+    }
+
     /// Waits until a chat is in one of the states that `ade ps` shows.
     ///
     /// # Panics
@@ -291,22 +311,23 @@ impl Ade {
             pid.unwrap_or_else(|| panic!("no {what} in {said:?}"))
         };
         let (child, grandchild) = (pid("child "), pid("grandchild "));
-        let info = self.session(session);
-        let of = |name: &str| {
-            let pid = info[name].as_i64().and_then(|pid| i32::try_from(pid).ok());
-            pid.unwrap_or_else(|| panic!("no {name}: {info}"))
-        };
         let tree = Tree {
             session: session.to_owned(),
             turn,
-            worker: of("workerPid"),
-            host: of("hostPid"),
+            worker: self.worker_of(session),
+            host: self.host_of(session),
             child,
             grandchild,
         };
         assert_eq!(tree.alive(), tree.pids(), "all of it is alive");
         tree
     }
+}
+
+#[track_caller]
+fn pid_in(info: &Value, name: &str) -> i32 {
+    let pid = info[name].as_i64().and_then(|pid| i32::try_from(pid).ok());
+    pid.unwrap_or_else(|| panic!("no {name}: {info}"))
 }
 
 /// The lease file beside a session file.

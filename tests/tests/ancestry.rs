@@ -80,7 +80,7 @@ fn no_broker_starts_in_the_cgroup_of_a_worker_that_is_dead() {
         return;
     }
     let chat = chat(&ade, &mut rpc);
-    let worker = i32::try_from(ade.session(&chat)["workerPid"].as_i64().unwrap()).unwrap();
+    let worker = ade.worker_of(&chat);
     ade.kill_broker();
     signal(worker, Signal::SIGKILL);
     wait_dead(worker);

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use ade_leases::process::Signal;
 use ade_tests::ade::{Ade, executable, report, signal};
+use ade_tests::commands::within;
 use ade_tests::rpc::{Rpc, text_of};
 use ade_tests::turns::ended;
 use ade_tests::wait::wait_true;
@@ -123,18 +124,9 @@ fn h07_everything_is_private_whatever_the_umask() {
                 assert!(!over, "the broker answers on no socket");
             }
         });
-        ade.serve_with(|command| {
-            let mut shell = Command::new("/bin/sh");
-            shell.args(["-c", "umask 0; exec \"$0\" \"$@\""]);
-            shell.arg(command.get_program()).args(command.get_args());
-            for (name, value) in command.get_envs() {
-                match value {
-                    Some(value) => shell.env(name, value),
-                    None => shell.env_remove(name),
-                };
-            }
-            shell
-        });
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", "umask 0; exec \"$0\" \"$@\""]);
+        ade.serve_within(shell);
         seen.store(true, Ordering::Relaxed);
         watching.join().unwrap()
     });
@@ -177,7 +169,7 @@ fn h07_another_user_is_refused_even_where_the_files_let_him_in() {
     let socket = open.join("ade.sock");
     let path = socket.display().to_string();
     ade = ade.with_env("ADE_RPC_SOCKET_PATH", &path);
-    ade.serve_with(|command| command);
+    ade.serve();
     for folder in [ade.root(), &open] {
         fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -214,16 +206,8 @@ fn h13_a_closed_terminal_and_closed_pipes_leave_the_broker_alone() {
     // As a shell's foreground job: session leader with that terminal.
     ade.serve_with(|command| {
         let mut leader = Command::new("setsid");
-        leader
-            .arg("--ctty")
-            .arg(command.get_program())
-            .args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => leader.env(name, value),
-                None => leader.env_remove(name),
-            };
-        }
+        leader.arg("--ctty");
+        let mut leader = within(leader, &command);
         leader.stdin(Stdio::from(terminal.slave.try_clone().unwrap()));
         leader.stdout(Stdio::from(terminal.slave.try_clone().unwrap()));
         leader.stderr(Stdio::from(terminal.slave.try_clone().unwrap()));

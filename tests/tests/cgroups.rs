@@ -13,10 +13,7 @@ use serde_json::json;
 fn started(more: &str) -> (Ade, Rpc) {
     let exe = env!("CARGO_BIN_EXE_fake-agent");
     let config = format!("[providers.scripted]\nhost = \"{exe}\"\n{more}");
-    let mut ade = Ade::new().with_config(&config);
-    ade.serve();
-    let rpc = ade.rpc();
-    (ade, rpc)
+    ade_tests::ade::started(&config)
 }
 
 const OFF: &str = "[worker]\ncgroup = \"off\"\n";
@@ -66,15 +63,10 @@ impl Hidden {
             // The host is moved while it starts; what it started goes with it.
             wait_true("it is in the cgroup", || is_below(&folder, pid));
         }
-        let info = ade.session(&chat);
-        let number = |name: &str| {
-            let pid = info[name].as_i64().and_then(|pid| i32::try_from(pid).ok());
-            pid.unwrap_or_else(|| panic!("no {name}: {info}"))
-        };
         Self {
             turn,
-            worker: number("workerPid"),
-            host: number("hostPid"),
+            worker: ade.worker_of(&chat),
+            host: ade.host_of(&chat),
             pid,
             chat,
         }
@@ -261,23 +253,12 @@ fn a_read_only_hierarchy_is_not_used_and_nothing_is_missing() {
     }
     let exe = env!("CARGO_BIN_EXE_fake-agent");
     let mut ade = Ade::new().with_config(&format!("[providers.scripted]\nhost = \"{exe}\"\n"));
-    ade.serve_with(|serve| {
-        // As containers have it.
-        let script = "for at in $(awk '$0 ~ / - cgroup2 / {print $5}' /proc/self/mountinfo); do \
-                      mount --bind -o remount,ro $at || exit 1; done; exec \"$@\"";
-        let mut outer = Command::new("unshare");
-        outer.args(["--mount", "/bin/sh", "-c", script, "sh"]);
-        outer.arg(serve.get_program()).args(serve.get_args());
-        for (name, value) in serve.get_envs() {
-            match value {
-                Some(value) => outer.env(name, value),
-                None => outer.env_remove(name),
-            };
-        }
-        outer.current_dir(serve.get_current_dir().expect("a folder"));
-        outer.stdin(Stdio::null());
-        outer
-    });
+    // As containers have it.
+    let script = "for at in $(awk '$0 ~ / - cgroup2 / {print $5}' /proc/self/mountinfo); do \
+                  mount --bind -o remount,ro $at || exit 1; done; exec \"$@\"";
+    let mut outer = Command::new("unshare");
+    outer.args(["--mount", "/bin/sh", "-c", script, "sh"]);
+    ade.serve_within(outer);
     let mut rpc = ade.rpc();
     let status = rpc.call("broker.status", json!({}));
     let about = status["cgroup"].as_str().expect("a sentence");

@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 
 use ade_leases::process::Signal;
 use ade_tests::ade::{Ade, is_alive, report, signal, started};
+use ade_tests::commands::within;
 use ade_tests::rpc::Rpc;
 use ade_tests::turns::ended;
 use ade_tests::wait::wait_until;
@@ -199,14 +200,7 @@ fn on_a_small_disk(ade: &Ade, prepare: &str, args: &[&str]) -> Output {
         &script,
         "sh",
     ]);
-    outer.arg(inner.get_program()).args(inner.get_args());
-    for (name, value) in inner.get_envs() {
-        match value {
-            Some(value) => outer.env(name, value),
-            None => outer.env_remove(name),
-        };
-    }
-    outer.output().expect("unshare")
+    within(outer, &inner).output().expect("unshare")
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use ade_tests::ade::{Ade, report};
+use ade_tests::commands::like;
 use ade_tests::disk::Disk;
 use ade_tests::rpc::{Rpc, text_of};
 use ade_tests::turns::{dones, ended, of_turn, of_type};
@@ -27,24 +28,10 @@ fn is_root() -> bool {
     root
 }
 
-/// The same command with limits, such as `--nofile=64`.
-fn limited(serve: &Command, limit: &str) -> Command {
+/// What runs its last arguments with a limit, such as `--nofile=64`.
+fn limited(limit: &str) -> Command {
     let mut outer = Command::new("prlimit");
     outer.arg(limit);
-    carry(serve, outer)
-}
-
-/// `outer`, which runs its last arguments, with the environment of `serve`.
-fn carry(serve: &Command, mut outer: Command) -> Command {
-    outer.arg(serve.get_program()).args(serve.get_args());
-    for (name, value) in serve.get_envs() {
-        match value {
-            Some(value) => outer.env(name, value),
-            None => outer.env_remove(name),
-        };
-    }
-    outer.current_dir(serve.get_current_dir().expect("a folder"));
-    outer.stdin(std::process::Stdio::null());
     outer
 }
 
@@ -64,7 +51,7 @@ fn files_limit(pid: i32) -> (String, String) {
 fn the_limit_of_open_files_is_raised_at_the_start() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit");
     let mut ade = Ade::new();
-    ade.serve_with(|serve| limited(&serve, "--nofile=64:"));
+    ade.serve_within(limited("--nofile=64:"));
     let (soft, broker_hard) = files_limit(ade.broker_pid());
     assert_eq!(soft, broker_hard);
     assert_eq!(soft, hard.to_string());
@@ -75,7 +62,7 @@ fn too_few_descriptors_are_said_before_the_system_says_so_and_others_go_on() {
     let mut ade = Ade::new();
     // Room for a few workers, and for what whoever runs the tests left open to
     // us, and so to the broker.
-    ade.serve_with(|serve| limited(&serve, "--nofile=72:72"));
+    ade.serve_within(limited("--nofile=72:72"));
     let mut rpc = ade.rpc();
     let mut running = Vec::new();
     let mut refused = Vec::new();
@@ -151,20 +138,11 @@ fn no_process_more_fails_the_one_and_no_other() {
     give(ade.root(), USER);
     let as_user = |command: &Command, mut outer: Command| {
         outer.arg(&exe).args(command.get_args());
-        for (name, value) in command.get_envs() {
-            if let Some(value) = value {
-                outer.env(name, value);
-            }
-        }
+        let mut outer = like(outer, command);
         outer.current_dir(&lane).uid(USER).gid(USER);
-        outer.stdin(std::process::Stdio::null());
         outer
     };
-    ade.serve_with(|serve| {
-        let mut outer = Command::new("prlimit");
-        outer.arg("--nproc=30");
-        as_user(&serve, outer)
-    });
+    ade.serve_with(|serve| as_user(&serve, limited("--nproc=30")));
     let act = |name: &str, arguments: Value| -> Result<Value, String> {
         let text = arguments.to_string();
         let command = ade.command(&["--json", "actions", "run", name, &text]);

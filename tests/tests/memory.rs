@@ -113,8 +113,7 @@ fn a_worker_without_memory_costs_its_own_turn_one_replacement() {
     let starved = chat(&ade, &mut rpc);
     ade.turn(&starved, "hello");
     let file = ade.session_file(&starved);
-    let worker = ade.session(&starved)["workerPid"].as_i64().expect("a pid");
-    let worker = i32::try_from(worker).expect("a pid");
+    let worker = ade.worker_of(&starved);
     starve(worker, 1024 * 1024);
     let prompt = format!("{} end", "x".repeat(6_000_000));
     let events = ade.turn(&starved, &prompt);
@@ -133,8 +132,7 @@ fn a_worker_without_memory_costs_its_own_turn_one_replacement() {
     ade.wait_transcript(&starved, "a word", |lines| {
         text_of(&of_turn(lines, &turn)).contains("word3")
     });
-    let worker = ade.session(&starved)["workerPid"].as_i64().expect("a pid");
-    starve(i32::try_from(worker).expect("a pid"), 1024 * 1024);
+    starve(ade.worker_of(&starved), 1024 * 1024);
     let steer = json!({"sessionId": starved, "prompt": prompt});
     // Its answer is that the worker is gone, or that it waits for the next one.
     let _ = rpc.try_call("chat.steer", steer);

@@ -22,11 +22,6 @@ fn permit(rpc: &mut Rpc, chat: &str, mode: &str) -> Value {
     rpc.call("chat.permission", arguments)
 }
 
-fn worker(ade: &Ade, chat: &str) -> i32 {
-    let pid = ade.session(chat)["workerPid"].as_i64();
-    i32::try_from(pid.expect("a worker")).unwrap()
-}
-
 /// Sends a message that asks, and answers it.
 fn asked(ade: &Ade, rpc: &mut Rpc, chat: &str, word: &str) -> Vec<Value> {
     let (turn, after) = ade.send(rpc, chat, GATED);
@@ -60,7 +55,7 @@ fn a_new_worker_comes_after_the_old_one_has_cleaned_up_and_never_meets_it() {
     let mut rpc = ade.rpc();
     let chat = chat(&ade, &mut rpc);
     assert_eq!(ended(&ade.turn(&chat, "emit one")), "completed");
-    let (first, file) = (worker(&ade, &chat), ade.session_file(&chat));
+    let (first, file) = (ade.worker_of(&chat), ade.session_file(&chat));
     let since = Instant::now();
     assert_eq!(permit(&mut rpc, &chat, "plan")["permission"], "plan");
     assert_eq!(ended(&ade.turn(&chat, "emit two")), "completed");
@@ -88,12 +83,12 @@ fn many_changes_in_a_row_cost_one_worker_and_none_costs_none() {
     permit(&mut rpc, &chat, "edit");
     assert_eq!(ended(&ade.turn(&chat, "one")), "completed");
     assert_eq!(ade.births(&chat), 1);
-    let before = worker(&ade, &chat);
+    let before = ade.worker_of(&chat);
     for _ in 0..3 {
         permit(&mut rpc, &chat, "edit");
         assert_eq!(ended(&ade.turn(&chat, "again")), "completed");
     }
-    assert_eq!(worker(&ade, &chat), before, "the same mode again");
+    assert_eq!(ade.worker_of(&chat), before, "the same mode again");
     for mode in ["plan", "default", "full-auto", "edit", "default", "plan"] {
         permit(&mut rpc, &chat, mode);
     }
@@ -117,7 +112,7 @@ fn a_running_turn_ends_as_it_began_and_the_queue_goes_on_with_another_worker() {
     watch.subscribe(&chat, after);
     let card = watch.card();
     let (second, _) = ade.send(&mut rpc, &chat, "!recall");
-    let first = worker(&ade, &chat);
+    let first = ade.worker_of(&chat);
     let info = permit(&mut rpc, &chat, "full-auto");
     assert_eq!(
         (&info["permission"], &info["generation"]),
@@ -189,7 +184,7 @@ fn a_broker_that_was_killed_after_a_change_leaves_it_to_the_next_one() {
     let mut watch = ade.rpc();
     watch.subscribe(&chat, after);
     let card = watch.card();
-    let first = worker(&ade, &chat);
+    let first = ade.worker_of(&chat);
     permit(&mut rpc, &chat, "edit");
     ade.kill_broker();
     ade.serve();
@@ -216,7 +211,7 @@ fn an_idle_worker_of_another_mode_is_not_taken_over_for_the_next_turn() {
     let (mut ade, mut rpc) = started("");
     let chat = chat(&ade, &mut rpc);
     asked(&ade, &mut rpc, &chat, "allow_session");
-    let first = worker(&ade, &chat);
+    let first = ade.worker_of(&chat);
     ade.kill_broker();
     let db = rusqlite::Connection::open(ade.home().join("state.db")).unwrap();
     let sql = "UPDATE sessions SET policy = policy + 1";

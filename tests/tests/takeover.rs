@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use ade_leases::process::Signal;
 use ade_tests::ade::{Ade, is_alive, signal, started, wait_dead};
+use ade_tests::commands::like;
 use ade_tests::rpc::{Rpc, text_of, types_of};
 use ade_tests::turns::{dones, ended, of_turn, of_type, yes};
 use ade_tests::wait::{wait_true, wait_until, wait_within};
@@ -492,14 +493,7 @@ fn a_newer_executable_takes_over_the_workers_of_the_old_one() {
     ade.serve_with(|serve| {
         let mut command = std::process::Command::new(&newer);
         command.args(serve.get_args());
-        for (name, value) in serve.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        command.current_dir(serve.get_current_dir().expect("a folder"));
-        command
+        like(command, &serve)
     });
     nothing_happened(&ade, &chat, &turn, &words(200));
     assert_eq!(ade.session(&chat)["workerPid"], worker);
@@ -519,8 +513,7 @@ fn a_stop_in_the_middle_of_a_takeover_withdraws_its_cards() {
     let mut watch = ade.rpc();
     watch.subscribe(&chat, after);
     let card = watch.card();
-    let worker = ade.session(&chat)["workerPid"].as_i64().expect("a pid");
-    let worker = i32::try_from(worker).expect("a pid");
+    let worker = ade.worker_of(&chat);
     ade.kill_broker();
     // It lives and does not come, so that the takeover is under way.
     signal(worker, Signal::SIGSTOP);
