@@ -9,7 +9,7 @@ use ade_leases::lease;
 use serde_json::{Value, json};
 
 use crate::ade::{Ade, is_alive};
-use crate::rpc::Rpc;
+use crate::rpc::{Rpc, text_of};
 use crate::wait::{PATIENCE, wait_until, wait_within};
 
 /// After a stop by any path no process of the session may be alive for longer.
@@ -117,6 +117,28 @@ impl Ade {
         let file = info["sessionFile"].as_str();
         file.unwrap_or_else(|| panic!("no session file: {info}"))
             .into()
+    }
+
+    /// Makes a chat of the scripted agent whose watchdog barks after so many
+    /// milliseconds.
+    #[track_caller]
+    pub fn scripted_chat(&self, rpc: &mut Rpc, first_event_ms: u64) -> String {
+        let more = json!({"firstEventMs": first_event_ms});
+        self.chat(rpc, "scripted", &self.lane("lane"), more)
+    }
+
+    /// Asserts that a chat of the scripted agent takes the next message, on its
+    /// worker of this number.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[track_caller]
+    pub fn goes_on(&self, session: &str, generation: u64) {
+        let events = self.turn(session, "are you there?");
+        assert_eq!(ended(&events), "completed");
+        assert_eq!(text_of(&events), "You said: are you there?");
+        assert_eq!(self.session(session)["generation"], generation);
+        let _ = self.checked_transcript(session);
     }
 
     /// The worker of a chat.

@@ -9,16 +9,11 @@ use std::process::Command;
 use ade_tests::ade::{Ade, report};
 use ade_tests::commands::like;
 use ade_tests::disk::Disk;
-use ade_tests::rpc::{Rpc, text_of};
+use ade_tests::rpc::text_of;
 use ade_tests::turns::{dones, ended, of_turn, of_type};
 use ade_tests::wait::{wait_true, wait_until};
 use nix::sys::resource::{Resource, getrlimit};
 use serde_json::{Value, json};
-
-fn chat(ade: &Ade, rpc: &mut Rpc) -> String {
-    let lane = ade.lane("lane");
-    ade.chat(rpc, "scripted", &lane, json!({"firstEventMs": 60_000}))
-}
 
 fn is_root() -> bool {
     let root = nix::unistd::geteuid().is_root();
@@ -67,7 +62,7 @@ fn too_few_descriptors_are_said_before_the_system_says_so_and_others_go_on() {
     let mut running = Vec::new();
     let mut refused = Vec::new();
     for _ in 0..40 {
-        let chat = chat(&ade, &mut rpc);
+        let chat = ade.scripted_chat(&mut rpc, 60_000);
         let (turn, _) = ade.send(&mut rpc, &chat, "!words 100000 100");
         let lines = ade.wait_transcript(&chat, "a word or an end", |lines| {
             !text_of(lines).is_empty() || !dones(lines).is_empty()
@@ -221,10 +216,10 @@ fn a_full_disk_under_transcripts_costs_the_running_turns_and_nothing_else() {
     let disk = Disk::mount(&ade.home().join("transcripts"), "256k");
     ade.serve();
     let mut rpc = ade.rpc();
-    let streaming = chat(&ade, &mut rpc);
-    let idle = chat(&ade, &mut rpc);
+    let streaming = ade.scripted_chat(&mut rpc, 60_000);
+    let idle = ade.scripted_chat(&mut rpc, 60_000);
     ade.turn(&idle, "hello");
-    let asking = chat(&ade, &mut rpc);
+    let asking = ade.scripted_chat(&mut rpc, 60_000);
     let (asked, after) = ade.send(&mut rpc, &asking, "!card Run it? | x");
     let mut watch = ade.rpc();
     watch.subscribe(&asking, after);
@@ -297,7 +292,7 @@ fn a_broker_that_ends_with_a_full_disk_owes_the_ends_to_the_next_one() {
     let disk = Disk::mount(&ade.home().join("transcripts"), "256k");
     ade.serve();
     let mut rpc = ade.rpc();
-    let chat = chat(&ade, &mut rpc);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let (turn, _) = ade.send(&mut rpc, &chat, "!words 1000000 5");
     ade.wait_transcript(&chat, "a word", |lines| !text_of(lines).is_empty());
     disk.fill();
@@ -324,8 +319,8 @@ fn a_full_disk_under_everything_is_survived() {
     let disk = Disk::mount(&ade.home(), "3m");
     ade.serve();
     let mut rpc = ade.rpc();
-    let streaming = chat(&ade, &mut rpc);
-    let idle = chat(&ade, &mut rpc);
+    let streaming = ade.scripted_chat(&mut rpc, 60_000);
+    let idle = ade.scripted_chat(&mut rpc, 60_000);
     ade.turn(&idle, "hello");
     let (turn, _) = ade.send(&mut rpc, &streaming, "!words 1000000 5");
     ade.wait_transcript(&streaming, "a word", |lines| !text_of(lines).is_empty());
@@ -399,7 +394,7 @@ fn turns_that_ended_for_a_full_disk_are_over_for_the_next_broker() {
     let _transcripts = Disk::mount(&ade.home().join("transcripts"), "256k");
     ade.serve();
     let mut rpc = ade.rpc();
-    let chat = chat(&ade, &mut rpc);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let (running, _) = ade.send(&mut rpc, &chat, "!emit begun\n!hang");
     let (first, _) = ade.send(&mut rpc, &chat, "first");
     let (second, _) = ade.send(&mut rpc, &chat, "second");

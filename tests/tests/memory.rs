@@ -6,16 +6,11 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use ade_tests::ade::{Ade, is_alive, started, wait_dead};
-use ade_tests::rpc::{Rpc, text_of};
+use ade_tests::rpc::text_of;
 use ade_tests::turns::{ended, of_turn, of_type};
 use ade_tests::wait::{wait_true, wait_until};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::json;
-
-fn chat(ade: &Ade, rpc: &mut Rpc) -> String {
-    let lane = ade.lane("lane");
-    ade.chat(rpc, "scripted", &lane, json!({"firstEventMs": 60_000}))
-}
 
 /// From now on the process gets so many more bytes from the system and no more.
 /// Its data is what is limited: address space that the allocator has reserved
@@ -80,9 +75,9 @@ fn a_start_without_memory_fails_the_one_and_no_other() {
         .with_env("NO_FORK_WHILE", &flag.display().to_string());
     ade.serve();
     let mut rpc = ade.rpc();
-    let running = chat(&ade, &mut rpc);
+    let running = ade.scripted_chat(&mut rpc, 60_000);
     let tree = ade.grow(&mut rpc, &running, "");
-    let starved = chat(&ade, &mut rpc);
+    let starved = ade.scripted_chat(&mut rpc, 60_000);
     fs::write(&flag, "").expect("a file");
     let events = ade.turn(&starved, "hello");
     fs::remove_file(&flag).expect("removed");
@@ -108,9 +103,9 @@ fn a_start_without_memory_fails_the_one_and_no_other() {
 #[test]
 fn a_worker_without_memory_costs_its_own_turn_one_replacement() {
     let (ade, mut rpc) = started("");
-    let running = chat(&ade, &mut rpc);
+    let running = ade.scripted_chat(&mut rpc, 60_000);
     let tree = ade.grow(&mut rpc, &running, "");
-    let starved = chat(&ade, &mut rpc);
+    let starved = ade.scripted_chat(&mut rpc, 60_000);
     ade.turn(&starved, "hello");
     let file = ade.session_file(&starved);
     let worker = ade.worker_of(&starved);
@@ -158,9 +153,9 @@ fn a_worker_without_memory_costs_its_own_turn_one_replacement() {
 #[test]
 fn a_broker_without_memory_leaves_its_workers_to_the_next_one() {
     let (mut ade, mut rpc) = started("");
-    let running = chat(&ade, &mut rpc);
+    let running = ade.scripted_chat(&mut rpc, 60_000);
     let (turn, _) = ade.send(&mut rpc, &running, "!words 200 20");
-    let idle = chat(&ade, &mut rpc);
+    let idle = ade.scripted_chat(&mut rpc, 60_000);
     ade.turn(&idle, "hello");
     let before = ade.transcript(&idle);
     drop(rpc);

@@ -9,20 +9,10 @@ use std::time::{Duration, Instant};
 use ade_leases::process::Signal;
 use ade_tests::ade::{Ade, is_alive, signal, started, wait_dead};
 use ade_tests::commands::like;
-use ade_tests::rpc::{Rpc, text_of, types_of};
+use ade_tests::rpc::{text_of, types_of};
 use ade_tests::turns::{dones, ended, of_turn, of_type, yes};
 use ade_tests::wait::{wait_true, wait_until, wait_within};
 use serde_json::{Value, json};
-
-fn chat(ade: &Ade, rpc: &mut Rpc, first_event_ms: u64) -> String {
-    let lane = ade.lane("lane");
-    ade.chat(
-        rpc,
-        "scripted",
-        &lane,
-        json!({"firstEventMs": first_event_ms}),
-    )
-}
 
 /// What `!words N` says.
 fn words(count: u64) -> String {
@@ -53,19 +43,12 @@ fn nothing_happened(ade: &Ade, chat: &str, turn: &str, text: &str) {
     assert_eq!(of_type(&events, "notice").len(), 0);
 }
 
-fn goes_on(ade: &Ade, chat: &str, generation: u64) {
-    let events = ade.turn(chat, "are you there?");
-    assert_eq!(text_of(&events), "You said: are you there?");
-    assert_eq!(ade.session(chat)["generation"], generation);
-    let _ = ade.checked_transcript(chat);
-}
-
 #[test]
 fn many_streaming_turns_go_on_word_by_word() {
     let (mut ade, mut rpc) = started("");
     let turns: Vec<(String, String)> = (0..6)
         .map(|_| {
-            let chat = chat(&ade, &mut rpc, 60_000);
+            let chat = ade.scripted_chat(&mut rpc, 60_000);
             let (turn, _) = ade.send(&mut rpc, &chat, "!words 200 10");
             (chat, turn)
         })
@@ -81,14 +64,14 @@ fn many_streaming_turns_go_on_word_by_word() {
     for ((chat, turn), worker) in turns.iter().zip(workers) {
         nothing_happened(&ade, chat, turn, &words(200));
         assert_eq!(ade.session(chat)["workerPid"], worker, "the same worker");
-        goes_on(&ade, chat, 1);
+        ade.goes_on(chat, 1);
     }
 }
 
 #[test]
 fn a_flood_that_nobody_read_arrives_whole() {
     let (mut ade, mut rpc) = started("");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let (turn, _) = ade.send(&mut rpc, &chat, "!events 20000 100");
     ade.wait_transcript(&chat, "a beginning", |lines| has_said(lines, &turn, 100));
     ade.kill_broker();
@@ -99,7 +82,7 @@ fn a_flood_that_nobody_read_arrives_whole() {
 #[test]
 fn five_brokers_die_in_one_turn() {
     let (mut ade, mut rpc) = started("");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let (turn, _) = ade.send(&mut rpc, &chat, "!words 400 10");
     for round in 1..=5_usize {
         ade.wait_transcript(&chat, "more words", |lines| {
@@ -110,13 +93,13 @@ fn five_brokers_die_in_one_turn() {
         assert_eq!(dones(&ade.transcript(&chat)).len(), 0);
     }
     nothing_happened(&ade, &chat, &turn, &words(400));
-    goes_on(&ade, &chat, 1);
+    ade.goes_on(&chat, 1);
 }
 
 #[test]
 fn a_turn_that_ended_while_no_broker_was_there_has_its_end() {
     let (mut ade, mut rpc) = started("");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let (turn, _) = ade.send(&mut rpc, &chat, "!words 40 10\n!emit over");
     ade.wait_transcript(&chat, "words", |lines| has_said(lines, &turn, 20));
     let file = ade.session_file(&chat);
@@ -132,7 +115,7 @@ fn a_turn_that_ended_while_no_broker_was_there_has_its_end() {
 #[test]
 fn open_cards_keep_their_id_and_their_answer_counts() {
     let (mut ade, mut rpc) = started("");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let (turn, after) = ade.send(&mut rpc, &chat, "!card Run it? | ls\n!emit and on");
     let mut watch = ade.rpc();
     watch.subscribe(&chat, after);
@@ -155,14 +138,14 @@ fn open_cards_keep_their_id_and_their_answer_counts() {
         rpc.answer(&card, &yes("allow")).expect_err("late").kind,
         "already_answered"
     );
-    goes_on(&ade, &chat, 1);
+    ade.goes_on(&chat, 1);
 }
 
 #[test]
 fn what_was_left_of_the_watchdogs_time_is_left() {
     const FIRST_EVENT: Duration = Duration::from_millis(4_000);
     let (mut ade, mut rpc) = started("");
-    let chat = chat(&ade, &mut rpc, 4_000);
+    let chat = ade.scripted_chat(&mut rpc, 4_000);
     let begin = Instant::now();
     let (turn, _) = ade.send(&mut rpc, &chat, "!hang-once\n!emit back");
     ade.wait_state(&chat, "awaiting_first_event");
@@ -182,7 +165,7 @@ fn what_was_left_of_the_watchdogs_time_is_left() {
         (ended(&events), text_of(&events).as_str()),
         ("completed", "back")
     );
-    goes_on(&ade, &chat, 2);
+    ade.goes_on(&chat, 2);
 }
 
 #[test]
@@ -190,7 +173,7 @@ fn a_recovery_is_finished_by_the_next_broker_and_sends_once_more_at_most() {
     // The worker climbs the whole ladder, which leaves time to kill its broker.
     for stubborn in ["!ignore-term\n", ""] {
         let (mut ade, mut rpc) = started("");
-        let chat = chat(&ade, &mut rpc, 500);
+        let chat = ade.scripted_chat(&mut rpc, 500);
         let prompt = format!("{stubborn}!hang-once\n!emit back");
         let (turn, _) = ade.send(&mut rpc, &chat, &prompt);
         // A worker that goes at once is replaced within milliseconds: then the
@@ -211,7 +194,7 @@ fn a_recovery_is_finished_by_the_next_broker_and_sends_once_more_at_most() {
         // A start that its broker did not live to see is begun again.
         let generation = ade.session(&chat)["generation"].as_u64().expect("a number");
         assert!(generation <= 3, "{generation}");
-        goes_on(&ade, &chat, generation);
+        ade.goes_on(&chat, generation);
     }
 }
 
@@ -219,7 +202,9 @@ fn a_recovery_is_finished_by_the_next_broker_and_sends_once_more_at_most() {
 fn a_start_under_way_is_begun_again() {
     for handover in [false, true] {
         let (mut ade, mut rpc) = started("");
-        let chats: Vec<String> = (0..4).map(|_| chat(&ade, &mut rpc, 60_000)).collect();
+        let chats: Vec<String> = (0..4)
+            .map(|_| ade.scripted_chat(&mut rpc, 60_000))
+            .collect();
         let turns: Vec<(String, String)> = (chats.iter())
             .map(|chat| (chat.clone(), ade.send(&mut rpc, chat, "!words 20 10").0))
             .collect();
@@ -238,7 +223,9 @@ fn a_start_under_way_is_begun_again() {
 #[test]
 fn a_message_during_a_takeover_goes_to_the_worker_that_was_taken_over() {
     let (mut ade, mut rpc) = started("");
-    let chats: Vec<String> = (0..4).map(|_| chat(&ade, &mut rpc, 60_000)).collect();
+    let chats: Vec<String> = (0..4)
+        .map(|_| ade.scripted_chat(&mut rpc, 60_000))
+        .collect();
     for chat in &chats {
         ade.turn(chat, "hello");
     }
@@ -255,7 +242,7 @@ fn a_message_during_a_takeover_goes_to_the_worker_that_was_taken_over() {
 #[test]
 fn a_worker_that_died_with_its_broker_ends_its_turn_once_and_leaves_no_lease() {
     let (mut ade, mut rpc) = started("");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let tree = ade.grow(&mut rpc, &chat, "");
     let file = ade.session_file(&chat);
     ade.kill_broker();
@@ -270,13 +257,13 @@ fn a_worker_that_died_with_its_broker_ends_its_turn_once_and_leaves_no_lease() {
     let message = errors[0]["message"].as_str().expect("a sentence");
     assert!(message.contains("the broker ended"), "{message}");
     assert!(ade.is_free(&file));
-    goes_on(&ade, &chat, 2);
+    ade.goes_on(&chat, 2);
 }
 
 #[test]
 fn a_worker_that_dies_while_it_is_taken_over_ends_its_turn_once() {
     let (mut ade, mut rpc) = started("");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let tree = ade.grow(&mut rpc, &chat, "");
     ade.kill_broker();
     // It lives and cannot answer: it was stopped, not ended.
@@ -288,13 +275,13 @@ fn a_worker_that_dies_while_it_is_taken_over_ends_its_turn_once() {
     assert_eq!(ended(&events), "failed");
     assert_eq!(of_type(&events, "error").len(), 1);
     tree.wait_gone();
-    goes_on(&ade, &chat, 2);
+    ade.goes_on(&chat, 2);
 }
 
 #[test]
 fn a_worker_that_does_not_come_is_seen_off() {
     let (mut ade, mut rpc) = started("");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let tree = ade.grow(&mut rpc, &chat, "");
     ade.kill_broker();
     signal(tree.worker, Signal::SIGSTOP);
@@ -304,13 +291,13 @@ fn a_worker_that_does_not_come_is_seen_off() {
     let message = errors[0]["message"].as_str().expect("a sentence");
     assert!(message.contains("could not be taken over"), "{message}");
     tree.wait_gone();
-    goes_on(&ade, &chat, 2);
+    ade.goes_on(&chat, 2);
 }
 
 #[test]
 fn j03_a_worker_of_a_killed_broker_is_the_only_writer_until_it_is_dead() {
     let (mut ade, mut rpc) = started("[worker]\norphan_turn_ms = 4000\n");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let tree = ade.grow(&mut rpc, &chat, "");
     let file = ade.session_file(&chat);
     ade.kill_broker();
@@ -331,13 +318,13 @@ fn j03_a_worker_of_a_killed_broker_is_the_only_writer_until_it_is_dead() {
     ade.serve();
     let events = finished(&ade, &chat, &tree.turn);
     assert_eq!(ended(&events), "failed");
-    goes_on(&ade, &chat, 2);
+    ade.goes_on(&chat, 2);
 }
 
 #[test]
 fn an_idle_worker_without_a_broker_ends_by_itself() {
     let (mut ade, mut rpc) = started("[worker]\norphan_idle_ms = 500\n");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     ade.turn(&chat, "hello");
     let file = ade.session_file(&chat);
     ade.kill_broker();
@@ -346,7 +333,7 @@ fn an_idle_worker_without_a_broker_ends_by_itself() {
     // Its journal stays for the next broker, who sees that it is dead.
     ade.serve();
     wait_true("no litter", || ade.litter().is_empty());
-    goes_on(&ade, &chat, 2);
+    ade.goes_on(&chat, 2);
 }
 
 /// A worker is taken over by a broker of the test; what it is told.
@@ -368,7 +355,7 @@ fn fake_broker(listener: &UnixListener, fence: u64) -> Value {
 #[test]
 fn an_old_broker_is_refused_once_a_newer_one_was_obeyed() {
     let (mut ade, mut rpc) = started("");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let (turn, _) = ade.send(&mut rpc, &chat, "!words 300 10");
     ade.wait_transcript(&chat, "words", |lines| has_said(lines, &turn, 20));
     ade.kill_broker();
@@ -391,7 +378,7 @@ fn an_old_broker_is_refused_once_a_newer_one_was_obeyed() {
 fn only_who_has_the_token_is_let_in_as_a_worker() {
     use std::io::Read;
     let (ade, mut rpc) = started("");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let (turn, _) = ade.send(&mut rpc, &chat, "!words 100 10");
     ade.wait_transcript(&chat, "words", |lines| has_said(lines, &turn, 20));
     let journals = std::fs::read_dir(ade.home().join("run/workers")).expect("journals");
@@ -418,16 +405,16 @@ fn only_who_has_the_token_is_let_in_as_a_worker() {
 #[test]
 fn serve_replace_takes_everything_over_politely() {
     let (mut ade, mut rpc) = started("");
-    let streaming = chat(&ade, &mut rpc, 60_000);
+    let streaming = ade.scripted_chat(&mut rpc, 60_000);
     let (turn, _) = ade.send(&mut rpc, &streaming, "!words 300 10");
-    let asking = chat(&ade, &mut rpc, 60_000);
+    let asking = ade.scripted_chat(&mut rpc, 60_000);
     let (asked, after) = ade.send(&mut rpc, &asking, "!card Run it? | ls");
     let mut watch = ade.rpc();
     watch.subscribe(&asking, after);
     let card = watch.card();
-    let silent = chat(&ade, &mut rpc, 60_000);
+    let silent = ade.scripted_chat(&mut rpc, 60_000);
     let (hanging, _) = ade.send(&mut rpc, &silent, "!hang");
-    let idle = chat(&ade, &mut rpc, 60_000);
+    let idle = ade.scripted_chat(&mut rpc, 60_000);
     ade.turn(&idle, "hello");
     ade.wait_transcript(&streaming, "words", |lines| has_said(lines, &turn, 20));
     ade.wait_state(&silent, "awaiting_first_event");
@@ -447,7 +434,7 @@ fn serve_replace_takes_everything_over_politely() {
     assert_eq!(pids(&ade), before);
     rpc.call("chat.abort", json!({"sessionId": silent}));
     assert_eq!(ended(&finished(&ade, &silent, &hanging)), "interrupted");
-    goes_on(&ade, &idle, 1);
+    ade.goes_on(&idle, 1);
 }
 
 #[test]
@@ -483,7 +470,7 @@ fn a_client_sees_one_stream_over_a_broker_that_is_killed() {
 #[test]
 fn a_newer_executable_takes_over_the_workers_of_the_old_one() {
     let (mut ade, mut rpc) = started("");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let (turn, _) = ade.send(&mut rpc, &chat, "!words 200 10");
     ade.wait_transcript(&chat, "words", |lines| has_said(lines, &turn, 20));
     let worker = ade.session(&chat)["workerPid"].clone();
@@ -499,7 +486,7 @@ fn a_newer_executable_takes_over_the_workers_of_the_old_one() {
     assert_eq!(ade.session(&chat)["workerPid"], worker);
     // The next worker is of the new executable.
     ade.rpc().call("chat.stop", json!({"sessionId": chat}));
-    goes_on(&ade, &chat, 2);
+    ade.goes_on(&chat, 2);
     let pid = ade.session(&chat)["workerPid"].as_i64().expect("a pid");
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("a program");
     assert_eq!(exe, std::fs::canonicalize(&newer).expect("a path"));
@@ -508,7 +495,7 @@ fn a_newer_executable_takes_over_the_workers_of_the_old_one() {
 #[test]
 fn a_stop_in_the_middle_of_a_takeover_withdraws_its_cards() {
     let (mut ade, mut rpc) = started("");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let (turn, after) = ade.send(&mut rpc, &chat, "!card Run it? | ls");
     let mut watch = ade.rpc();
     watch.subscribe(&chat, after);
@@ -528,7 +515,7 @@ fn a_stop_in_the_middle_of_a_takeover_withdraws_its_cards() {
     assert_eq!(resolved.len(), 1, "{lines:?}");
     assert_eq!(resolved[0]["cardId"], card.as_str());
     assert_eq!(rpc.call("cards.list", json!({}))["cards"], json!([]));
-    goes_on(&ade, &chat, 2);
+    ade.goes_on(&chat, 2);
 }
 
 /// `state.db` of a broker that is not there.
@@ -541,7 +528,7 @@ fn change_state(ade: &Ade, sql: &str, values: &[&str]) {
 #[test]
 fn a_turn_whose_end_is_in_the_transcript_is_not_ended_again() {
     let (mut ade, mut rpc) = started("");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let (turn, _) = ade.send(&mut rpc, &chat, "hello");
     ade.wait_done(&chat, &turn);
     rpc.call("chat.stop", json!({"sessionId": chat}));
@@ -551,7 +538,7 @@ fn a_turn_whose_end_is_in_the_transcript_is_not_ended_again() {
                VALUES (?1, ?2, 'hello', 't', 1, 1, 'sent', 0)";
     change_state(&ade, sql, &[&chat, &turn]);
     ade.serve();
-    goes_on(&ade, &chat, 2);
+    ade.goes_on(&chat, 2);
     let lines = ade.checked_transcript(&chat);
     let ends = dones(&lines).into_iter().filter(|(of, _)| *of == turn);
     assert_eq!(ends.collect::<Vec<_>>(), [(turn, "completed".to_owned())]);
@@ -560,7 +547,7 @@ fn a_turn_whose_end_is_in_the_transcript_is_not_ended_again() {
 #[test]
 fn a_worker_of_an_older_generation_is_ended_and_not_taken_over() {
     let (mut ade, mut rpc) = started("");
-    let chat = chat(&ade, &mut rpc, 60_000);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let tree = ade.grow(&mut rpc, &chat, "");
     ade.kill_broker();
     let sql = "UPDATE sessions SET generation = generation + 1 WHERE session_id = ?1";
@@ -569,5 +556,5 @@ fn a_worker_of_an_older_generation_is_ended_and_not_taken_over() {
     let events = finished(&ade, &chat, &tree.turn);
     assert_eq!(ended(&events), "failed");
     tree.wait_gone();
-    goes_on(&ade, &chat, 3);
+    ade.goes_on(&chat, 3);
 }

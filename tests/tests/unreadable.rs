@@ -12,8 +12,7 @@ use serde_json::json;
 
 /// A chat with one turn that has ended.
 fn chat(ade: &Ade, rpc: &mut Rpc) -> (String, String) {
-    let lane = ade.lane("lane");
-    let chat = ade.chat(rpc, "scripted", &lane, json!({"firstEventMs": 60_000}));
+    let chat = ade.scripted_chat(rpc, 60_000);
     let (turn, _) = ade.send(rpc, &chat, "hello");
     let _ = ade.wait_done(&chat, &turn);
     (chat, turn)

@@ -9,7 +9,7 @@ use ade_tests::turns::{GONE, dones, ended, of_turn, of_type};
 use ade_tests::wait::{wait_true, wait_within};
 use serde_json::json;
 
-use super::{Grown, agent, chat, goes_on, grow, pids_in};
+use super::{Grown, agent, goes_on, grow, pids_in};
 
 #[track_caller]
 fn ended_once(ade: &Ade, grown: &Grown) {
@@ -31,7 +31,7 @@ enum Who {
 #[track_caller]
 fn deaths_in_order(wrapped: bool, order: &[Who]) {
     let (mut ade, mut rpc) = started(&agent(wrapped, "", ""));
-    let chat = chat(&ade, &mut rpc);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let grown = grow(&ade, &mut rpc, &chat, "");
     drop(rpc);
     for who in order {
@@ -97,7 +97,7 @@ fn all_three_die_in_every_order() {
 fn j01_nothing_is_left_by_a_normal_end_an_abort_a_stop_and_a_recycle() {
     let (ade, mut rpc) = started(&agent(true, "", ""));
     // An abort that the agent does not answer: its worker is replaced.
-    let chat = chat(&ade, &mut rpc);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let grown = grow(&ade, &mut rpc, &chat, "");
     rpc.call("chat.stop", json!({"sessionId": chat}));
     assert_eq!(grown.alive(), Vec::<i32>::new(), "dead before the answer");
@@ -130,7 +130,7 @@ fn j01_nothing_is_left_by_a_normal_end_an_abort_a_stop_and_a_recycle() {
 fn e06_a_server_that_holds_the_pipe_of_an_agent_that_ended_holds_nothing_up() {
     for wrapped in [false, true] {
         let (ade, mut rpc) = started(&agent(wrapped, "", ""));
-        let chat = chat(&ade, &mut rpc);
+        let chat = ade.scripted_chat(&mut rpc, 60_000);
         let begin = Instant::now();
         let events = ade.turn(&chat, "child 300\norphan 300\nemit last words\nexit 7");
         assert!(begin.elapsed() < Duration::from_secs(5));

@@ -8,13 +8,13 @@ use ade_tests::turns::{ended, of_turn, of_type};
 use ade_tests::wait::wait_true;
 use serde_json::{Value, json};
 
-use super::{Grown, agent, chat, grow};
+use super::{Grown, agent, grow};
 
 #[test]
 fn j10_an_agent_that_never_starts_is_tried_a_few_times_and_then_left() {
     let config = "[providers.scripted]\nhost = \"/bin/false\"\n";
     let (ade, mut rpc) = started(config);
-    let chat = chat(&ade, &mut rpc);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let mut turns = Vec::new();
     for _ in 0..5 {
         match rpc.try_call("chat.send", json!({"sessionId": chat, "prompt": "emit x"})) {

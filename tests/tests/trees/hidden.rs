@@ -9,7 +9,7 @@ use ade_tests::turns::{GONE, dones, ended, of_turn};
 use ade_tests::wait::{wait_true, wait_until, wait_within};
 use serde_json::json;
 
-use super::{agent, chat, goes_on};
+use super::{agent, goes_on};
 
 const NO_CGROUP: &str = "[worker]\ncgroup = \"off\"\n";
 
@@ -28,7 +28,7 @@ impl HiddenTree {
     }
 
     fn grow_by(ade: &Ade, rpc: &mut Rpc, step: &str, size: usize) -> Self {
-        let chat = chat(ade, rpc);
+        let chat = ade.scripted_chat(rpc, 60_000);
         let (turn, _) = ade.send(rpc, &chat, &format!("{step}\ntick 20"));
         let lines = ade.wait_transcript(&chat, "a stream", |lines| text_of(lines).contains("tick"));
         let said = text_of(&of_turn(&lines, &turn));

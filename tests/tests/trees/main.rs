@@ -8,7 +8,6 @@ use ade_tests::ade::{Ade, is_alive};
 use ade_tests::rpc::{Rpc, text_of};
 use ade_tests::turns::{GONE, ended, of_turn};
 use ade_tests::wait::wait_within;
-use serde_json::json;
 
 mod deaths;
 mod first_process;
@@ -31,11 +30,6 @@ fn agent(wrapped: bool, at_start: &str, more: &str) -> String {
         (exe, args.join(", "))
     };
     format!("[providers.scripted]\nhost = \"{host}\"\nargs = [{args}]\n{more}")
-}
-
-fn chat(ade: &Ade, rpc: &mut Rpc) -> String {
-    let lane = ade.lane("lane");
-    ade.chat(rpc, "scripted", &lane, json!({"firstEventMs": 60_000}))
 }
 
 /// A running turn with processes below it.

@@ -8,7 +8,7 @@ use ade_tests::turns::{ended, of_turn};
 use ade_tests::wait::{wait_true, wait_until};
 use serde_json::json;
 
-use super::{agent, chat, goes_on, grow};
+use super::{agent, goes_on, grow};
 
 /// Rungs that are short but for the polite one.
 const SHORT: &str =
@@ -17,7 +17,7 @@ const SHORT: &str =
 fn j05_a_host_that_left_its_group_is_killed_alone() {
     // It joins its worker's group: a kill of "its" group must not hit that.
     let (ade, mut rpc) = started(&agent(false, "join-group", SHORT));
-    let chat = chat(&ade, &mut rpc);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let other = ade.chat(&mut rpc, "scripted", &ade.lane("other"), json!({}));
     let streaming = grow(&ade, &mut rpc, &other, "");
     let grown = grow(&ade, &mut rpc, &chat, "ignore-term\n");
@@ -60,7 +60,10 @@ fn watch_stop(ade: &Ade, chat: &str, worker: i32) -> Vec<(String, String)> {
 #[test]
 fn j08_a_polite_host_gets_its_time_and_a_deaf_one_is_killed_and_ps_shows_the_stage() {
     let (ade, mut rpc) = started(&agent(false, "", SHORT));
-    for (deaf, chat) in [(false, chat(&ade, &mut rpc)), (true, chat(&ade, &mut rpc))] {
+    for (deaf, chat) in [
+        (false, ade.scripted_chat(&mut rpc, 60_000)),
+        (true, ade.scripted_chat(&mut rpc, 60_000)),
+    ] {
         let proof = ade.root().join("proof");
         let manners = if deaf {
             "ignore-term\n".to_owned()
@@ -92,7 +95,7 @@ fn j08_a_polite_host_gets_its_time_and_a_deaf_one_is_killed_and_ps_shows_the_sta
 #[test]
 fn a_stopped_worker_is_woken_and_its_host_gets_its_time() {
     let (ade, mut rpc) = started(&agent(false, "", SHORT));
-    let chat = chat(&ade, &mut rpc);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let proof = ade.root().join("proof");
     let manners = format!("clean-up 100 {}\n", proof.display());
     let grown = grow(&ade, &mut rpc, &chat, &manners);
@@ -108,7 +111,7 @@ fn a_second_stop_jumps_ahead() {
     let long =
         "dispose_grace_ms = 60000\nterm_to_kill_ms = 60000\n[worker]\neof_grace_ms = 60000\n";
     let (ade, mut rpc) = started(&agent(false, "", long));
-    let chat = chat(&ade, &mut rpc);
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
     let grown = grow(&ade, &mut rpc, &chat, "ignore-term\n");
     let begin = Instant::now();
     let stops: Vec<_> = ["dispose", "eof", "term", "kill"]
