@@ -7,6 +7,7 @@
 
 pub mod ade;
 pub mod agents;
+pub mod cards;
 pub mod chaos;
 pub mod commands;
 pub mod disk;

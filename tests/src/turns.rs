@@ -369,36 +369,3 @@ fn beside(file: &Path, ending: &str) -> PathBuf {
     name.push(ending);
     name.into()
 }
-
-/// An answer that says yes with a word.
-#[must_use]
-pub fn yes(word: &str) -> Value {
-    json!({"ok": true, "value": word})
-}
-
-/// An answer that declines.
-#[must_use]
-pub fn no() -> Value {
-    json!({"ok": false})
-}
-
-impl Rpc {
-    /// Waits for the next opened card among the events; its id.
-    #[track_caller]
-    pub fn card(&mut self) -> String {
-        let opened = self.event("a card", |envelope| {
-            envelope["event"]["type"] == "card_opened"
-        });
-        let id = opened["event"]["card"]["cardId"].as_str();
-        id.expect("a card's id").to_owned()
-    }
-
-    /// Answers a card.
-    ///
-    /// # Errors
-    /// What the broker answered.
-    #[track_caller]
-    pub fn answer(&mut self, card: &str, answer: &Value) -> Result<Value, crate::rpc::RpcFailure> {
-        self.try_call("cards.answer", json!({"cardId": card, "answer": answer}))
-    }
-}

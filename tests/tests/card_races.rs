@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Barrier;
 
 use ade_tests::ade::{Ade, report, started};
+use ade_tests::cards::yes;
 use ade_tests::rpc::{Rpc, text_of};
-use ade_tests::turns::{ended, of_turn, of_type, yes};
+use ade_tests::turns::{ended, of_turn, of_type};
 use serde_json::{Value, json};
 
 const ROUNDS: usize = 1_000;

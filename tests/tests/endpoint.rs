@@ -364,7 +364,7 @@ fn i05_what_runs_below_a_worker_is_an_agent_and_answers_no_cards() {
     assert!(said.contains(&chat), "{said}");
     // Nothing came of it, and the user still answers.
     assert!(is_alive(ade.broker_pid()));
-    rpc.answer(&card, &ade_tests::turns::no()).unwrap();
+    rpc.answer(&card, &ade_tests::cards::no()).unwrap();
     let events = rpc.until_done(&turn);
     assert_eq!(of_type(&events, "tool_result")[0]["ok"], false);
     assert_eq!(ade.session(&chat)["permission"], "default");

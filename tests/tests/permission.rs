@@ -5,8 +5,9 @@ use std::fs;
 use std::time::Instant;
 
 use ade_tests::ade::{Ade, is_alive, started, wait_dead};
+use ade_tests::cards::yes;
 use ade_tests::rpc::{Rpc, RpcFailure, text_of};
-use ade_tests::turns::{ended, of_turn, of_type, yes};
+use ade_tests::turns::{ended, of_turn, of_type};
 use ade_tests::wait::wait_true;
 use serde_json::{Value, json};
 

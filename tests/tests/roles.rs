@@ -187,7 +187,7 @@ fn i05_an_agent_answers_no_card_of_a_chat_that_it_made() {
         let (code, said) = agent.runs("", &attempt);
         assert_eq!(code, 7, "{attempt}: {said}");
     }
-    rpc.answer(&card, &ade_tests::turns::no()).unwrap();
+    rpc.answer(&card, &ade_tests::cards::no()).unwrap();
     let events = rpc.until_done(sent["turnId"].as_str().unwrap());
     assert_eq!(of_type(&events, "tool_result")[0]["ok"], false);
 }

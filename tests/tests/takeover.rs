@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use ade_leases::process::Signal;
 use ade_tests::ade::{Ade, is_alive, signal, started, wait_dead};
+use ade_tests::cards::yes;
 use ade_tests::commands::like;
 use ade_tests::rpc::{text_of, types_of};
-use ade_tests::turns::{dones, ended, of_turn, of_type, yes};
+use ade_tests::turns::{dones, ended, of_turn, of_type};
 use ade_tests::wait::{wait_true, wait_until, wait_within};
 use serde_json::{Value, json};
 

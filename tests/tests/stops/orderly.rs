@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use ade_leases::process::Signal;
 use ade_tests::ade::{is_alive, signal, started};
+use ade_tests::cards::yes;
 use ade_tests::rpc::Deaf;
-use ade_tests::turns::{dones, ended, of_turn, of_type, yes};
+use ade_tests::turns::{dones, ended, of_turn, of_type};
 use ade_tests::wait::wait_true;
 use serde_json::json;
 
