@@ -209,11 +209,6 @@ impl Ade {
         })
     }
 
-    fn transcript_path(&self, session: &str) -> PathBuf {
-        let folder = self.home().join("transcripts/chat");
-        folder.join(format!("{session}.jsonl"))
-    }
-
     /// A chat's transcript, checked: sequences without a gap from 1, one
     /// session, and each turn ended by exactly one `done` behind all of its
     /// events. No turn may run.

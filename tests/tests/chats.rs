@@ -459,8 +459,7 @@ fn a_deleted_chat_leaves_only_the_agents_own_file() {
     let file = ade.session_file(&chat);
     rpc.call("chat.delete", json!({"sessionId": chat}));
     assert!(ade.is_free(&file) && file.exists());
-    let path = format!("transcripts/chat/{chat}.jsonl");
-    assert!(!ade.home().join(path).exists());
+    assert!(!ade.transcript_path(&chat).exists());
     let gone = rpc.try_call("chat.show", json!({"sessionId": chat}));
     assert_eq!(gone.unwrap_err().kind, "not_found");
     assert_eq!(ended(&ade.turn(&kept, "and again")), "completed");

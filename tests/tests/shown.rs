@@ -36,7 +36,7 @@ fn what_is_being_written_is_shown_to_nobody_before_it_counts() {
     ade.turn(&chat, "hello");
     let written = ade.checked_transcript(&chat);
     let last = u64::try_from(written.len()).expect("a number");
-    let path = ade.home().join(format!("transcripts/chat/{chat}.jsonl"));
+    let path = ade.transcript_path(&chat);
     // The first line of a write that is under way, and that will be taken back.
     let mut lost = written[2].clone();
     lost["sequence"] = json!(last + 1);

@@ -53,7 +53,7 @@ fn a_subscriber_of_what_stays_unreadable_is_told_why() {
     let (ade, mut rpc) = started("");
     let (chat, _) = chat(&ade, &mut rpc);
     rpc.call("chat.stop", json!({"sessionId": chat}));
-    let file = ade.home().join(format!("transcripts/chat/{chat}.jsonl"));
+    let file = ade.transcript_path(&chat);
     fs::remove_file(&file).expect("removed");
     fs::create_dir(&file).expect("a folder in its place");
     rpc.subscribe(&chat, 0);

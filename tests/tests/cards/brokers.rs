@@ -48,10 +48,7 @@ fn an_answer_that_was_written_down_before_the_broker_died_counts_and_is_told_onc
             let line = json!({"sessionId": chat, "sequence": sequence, "turnId": turn,
                 "timestamp": last["timestamp"],
                 "event": {"type": "card_resolved", "cardId": card, "resolution": outcome}});
-            let path = ade
-                .home()
-                .join("transcripts/chat")
-                .join(format!("{chat}.jsonl"));
+            let path = ade.transcript_path(&chat);
             let mut text = std::fs::read_to_string(&path).unwrap();
             text.push_str(&format!("{line}\n"));
             std::fs::write(&path, text).unwrap();
