@@ -124,6 +124,14 @@ pub(super) fn has_waiters(file: &File) -> bool {
     answer.is_ok() && i32::from(asked.l_type) != libc::F_UNLCK
 }
 
+/// Whether nobody other than this descriptor is at the head. One who was woken
+/// to be the next has the place only when it runs.
+pub(super) fn is_headless(file: &File) -> bool {
+    let mut asked = range(libc::F_WRLCK, QUEUE);
+    let answer = fcntl(file, FcntlArg::F_OFD_GETLK(&mut asked));
+    answer.is_ok() && i32::from(asked.l_type) == libc::F_UNLCK
+}
+
 /// A descriptor that becomes readable when a watched file is unlinked or moved.
 pub(super) fn watcher() -> io::Result<OwnedFd> {
     Ok(inotify::init(

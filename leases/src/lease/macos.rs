@@ -56,6 +56,10 @@ pub(super) fn has_waiters(_file: &File) -> bool {
     false
 }
 
+pub(super) fn is_headless(_file: &File) -> bool {
+    true
+}
+
 pub(super) fn watcher() -> io::Result<OwnedFd> {
     Err(io::ErrorKind::Unsupported.into())
 }

@@ -12,8 +12,10 @@
 //! - Waiters also show themselves by a shared lock of a second range. A holder
 //!   that sees some at its release keeps a descriptor of that inode for a
 //!   moment, and when it wants the lease again it queues there, behind them.
-//!   Without this it would win every race against a waiter that must first be
-//!   woken.
+//! - The kernel keeps the order of those who wait, but it gives a free lock to
+//!   whoever asks first, and a waiter that is woken must run before it can ask.
+//!   So who comes to a queue that has waiters and no head leaves them a moment
+//!   ([`COURTESY`]). Without it, who has just released wins every time.
 //! - A waiter is in one queue: when it finds that a newcomer was faster, it lets
 //!   its baton go and queues behind the newcomer; so do those behind it.
 //! - A holder of another program takes no range lock. Then the first waiter has
@@ -37,11 +39,19 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Threads of this process that may wait for a range lock nobody wants any
 /// more. Beyond that, waiting polls.
 const ABANDONED_MAX: usize = 16;
+
+/// How long one who comes to the queue lets a woken waiter go first. Longer than
+/// a loaded machine takes to run it; a waiter that is stopped costs others this
+/// once for each time that they come.
+const COURTESY: Duration = Duration::from_millis(200);
+
+/// How often it is looked whether the waiter has come.
+const COURTESY_STEP: Duration = Duration::from_micros(100);
 
 static ABANDONED: AtomicUsize = AtomicUsize::new(0);
 
@@ -112,6 +122,10 @@ pub(crate) fn queue(baton: &mut Option<Baton>, file: File, left: Duration, seam:
         return Queued::NoQueue;
     }
     let file = Arc::new(file);
+    let until = Instant::now() + COURTESY.min(left);
+    while platform::has_waiters(&file) && platform::is_headless(&file) && Instant::now() < until {
+        std::thread::sleep(COURTESY_STEP);
+    }
     let asked = seam.run(Step::Queue, || {
         platform::show_waiting(&file)?;
         platform::try_queue(&file)

@@ -5,7 +5,7 @@ use ade_leases::lease::{AcquireError, Lease, Moment, Request, Seam, Step, acquir
 use ade_leases::record::OwnerKind;
 use nix::sys::signal::{Signal, kill};
 use std::fs;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -97,6 +97,7 @@ fn child_entry() {
             Err(error) => say(&format!("refused: {error} / {error:?}")),
         },
         "fight" => fight(session),
+        "turn" => take_turn(session),
         mode => panic!("unknown mode {mode}"),
     }
 }
@@ -104,6 +105,7 @@ fn child_entry() {
 /// Takes and gives for a second, and leaves a witness while it holds.
 fn fight(session: &Path) {
     let witness = session.with_extension("witness");
+    say("ready");
     io::stdin()
         .read_line(&mut String::new())
         .expect("the starting signal");
@@ -119,6 +121,19 @@ fn fight(session: &Path) {
         lease.release().expect("it is released");
     }
     say(&format!("fought {held} {doubles}"));
+}
+
+/// Takes it once, and writes the pid into the order of the holds.
+pub(crate) fn take_turn(session: &Path) {
+    let lease = take(session, Some(Duration::from_secs(20))).expect("its turn comes");
+    let order = session.with_extension("order");
+    let mut order = fs::File::options()
+        .create(true)
+        .append(true)
+        .open(order)
+        .expect("a file");
+    writeln!(order, "{}", std::process::id()).expect("written");
+    lease.release().expect("it is released");
 }
 
 pub(crate) fn command(mode: &str, session: &Path) -> Command {
@@ -182,12 +197,21 @@ impl Other {
     }
 
     /// Starts a command that runs the `hold` mode; `None` when it can't.
-    pub(crate) fn started(mut command: Command) -> Option<Self> {
+    pub(crate) fn started(command: Command) -> Option<Self> {
+        Self::saying("held\n", command)
+    }
+
+    /// Starts a command that runs the `fight` mode, and waits until it could.
+    pub(crate) fn ready(command: Command) -> Self {
+        Self::saying("ready\n", command).expect("it starts")
+    }
+
+    fn saying(word: &str, mut command: Command) -> Option<Self> {
         let mut child = command.spawn().ok()?;
         let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut line = String::new();
         while stdout.read_line(&mut line).is_ok_and(|n| n > 0) {
-            if line == "held\n" {
+            if line == word {
                 return Some(Self(child, stdout));
             }
             line.clear();
@@ -206,11 +230,19 @@ impl Other {
         wait_for_end(&self.0);
     }
 
-    /// Lets it release and end.
-    pub(crate) fn finish(mut self) {
+    /// Lets one that is ready begin.
+    pub(crate) fn go(&mut self) {
+        let stdin = self.0.stdin.as_mut().expect("a pipe");
+        stdin.write_all(b"go\n").expect("it listens");
+    }
+
+    /// Lets it release and end; what it still said.
+    pub(crate) fn finish(mut self) -> String {
         drop(self.0.stdin.take());
-        io::copy(&mut self.1, &mut io::sink()).expect("it ends");
-        assert!(self.0.wait().expect("it ends").success());
+        let mut text = String::new();
+        self.1.read_to_string(&mut text).expect("text");
+        assert!(self.0.wait().expect("it ends").success(), "{text}");
+        text
     }
 }
 

@@ -1,6 +1,6 @@
 //! Waiting for a lease, and watching one.
 
-use crate::child::{Other, command, with_faults};
+use crate::child::{Other, command, take_turn, with_faults};
 use crate::support::{Live, Scene, iso_ago, wait_until};
 use ade_leases::lease::{
     AcquireError, Lease, Moment, Request, Seam, Standing, Step, Watch, acquire, acquire_with,
@@ -8,10 +8,9 @@ use ade_leases::lease::{
 use ade_leases::record::OwnerKind;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::fs;
-use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -54,7 +53,7 @@ fn waits_until(session: &Path, then: impl FnOnce()) -> Duration {
 fn a_waiter_gets_the_lease_when_it_is_released() {
     let scene = Scene::new();
     let other = Other::holding(&scene.session);
-    waits_until(&scene.session, || other.finish());
+    waits_until(&scene.session, || drop(other.finish()));
     assert_eq!(scene.litter(), Vec::<String>::new());
 }
 
@@ -115,27 +114,16 @@ fn threads_of_one_process_wait_for_each_other() {
     assert_eq!(scene.litter(), Vec::<String>::new());
 }
 
-/// Four processes for a second; how often each held the lease.
+/// Four processes for a second; how often each held the lease. They begin
+/// together: one that is still being loaded has no turn to take.
 fn fight(make: impl Fn(&Path) -> Command) -> Vec<u64> {
     let scene = Scene::new();
-    let mut fighters: Vec<_> = (0..4)
-        .map(|_| make(&scene.session).spawn().expect("it starts"))
-        .collect();
-    for fighter in &mut fighters {
-        let mut stdin = fighter.stdin.take().expect("a pipe");
-        stdin.write_all(b"go\n").expect("it listens");
-    }
+    let mut fighters: Vec<_> = (0..4).map(|_| Other::ready(make(&scene.session))).collect();
+    fighters.iter_mut().for_each(Other::go);
     let counts = fighters
-        .iter_mut()
+        .into_iter()
         .map(|fighter| {
-            let mut text = String::new();
-            fighter
-                .stdout
-                .take()
-                .expect("a pipe")
-                .read_to_string(&mut text)
-                .expect("text");
-            assert!(fighter.wait().expect("it ends").success(), "{text}");
+            let text = fighter.finish();
             let line = text.lines().find_map(|line| line.strip_prefix("fought "));
             let (held, doubles) = line
                 .and_then(|line| line.split_once(' '))
@@ -148,19 +136,43 @@ fn fight(make: impl Fn(&Path) -> Command) -> Vec<u64> {
     counts
 }
 
-fn jain(counts: &[u64]) -> f64 {
-    let counts: Vec<f64> = counts
-        .iter()
-        .map(|count| f64::from(*count as u32))
-        .collect();
-    let sum: f64 = counts.iter().sum();
-    sum * sum / (counts.len() as f64 * counts.iter().map(|count| count * count).sum::<f64>())
+/// How many wait for a range lock of the file.
+#[cfg(target_os = "linux")]
+fn waiting_for(file: &Path) -> usize {
+    use std::os::unix::fs::MetadataExt;
+    let inode = fs::metadata(file).expect("a lease").ino();
+    let locks = fs::read_to_string("/proc/locks").expect("the locks");
+    let of_it = |line: &&str| line.contains("-> OFDLCK") && line.contains(&format!(":{inode} "));
+    locks.lines().filter(of_it).count()
 }
 
+/// Those who wait get it in the order of their arrival, and before a holder that
+/// gives it back and wants it again at once.
+#[cfg(target_os = "linux")]
 #[test]
 fn waiters_of_several_processes_take_turns() {
-    let counts = fight(|session| command("fight", session));
-    assert!(jain(&counts) > 0.9, "{counts:?}");
+    let scene = Scene::new();
+    let lease = acquire(&scene.session, &waiting(LONG)).expect("taken");
+    let mut waiters = Vec::new();
+    for place in 1..=4 {
+        let mut waiter = command("turn", &scene.session);
+        waiters.push(waiter.spawn().expect("it starts"));
+        wait_until("it queues", || waiting_for(&scene.lease()) == place);
+    }
+    let mut expected: Vec<u32> = waiters.iter().map(Child::id).collect();
+    expected.push(std::process::id());
+    lease.release().expect("released");
+    take_turn(&scene.session);
+    for waiter in waiters {
+        let output = waiter.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{output:?}");
+    }
+    let order = scene.session.with_extension("order");
+    let held = fs::read_to_string(&order).expect("an order");
+    let held: Vec<u32> = held.lines().flat_map(str::parse).collect();
+    assert_eq!(held, expected);
+    fs::remove_file(order).expect("it is ours");
+    assert_eq!(scene.litter(), Vec::<String>::new());
 }
 
 #[test]
