@@ -4,12 +4,15 @@
 //! Runs after the sweep, so the workers of these sessions are dead, and before
 //! any session is served.
 
-use ade_protocol::SessionId;
+use std::collections::{BTreeMap, BTreeSet};
+
 use ade_protocol::card::{Card, CardOutcome, Withdrawal};
 use ade_protocol::event::{ErrorCategory, Event, NoticeLevel, TurnStatus};
+use ade_protocol::{Seq, SessionId};
 
 use crate::clock;
 use crate::home::Home;
+use crate::session::Owed;
 use crate::state::{CardRow, QueuedRow, Settled, State, StateError, StateHandle, TurnRow};
 use crate::takeover::Takeover;
 use crate::transcript::{Transcript, TranscriptError};
@@ -23,61 +26,57 @@ pub enum LeftoverError {
     State(#[from] StateError),
 }
 
-/// Closes what the last broker left open. Returns the number of turns. A
-/// transcript that cannot be written is logged and costs only itself.
+/// Ends that could not be written, by session and in order.
+pub type OwedEnds = BTreeMap<SessionId, Vec<Owed>>;
+
+/// What was closed.
+#[derive(Debug, Default)]
+pub struct Closed {
+    /// Turns that had run.
+    pub turns: usize,
+    /// Ends that could not be written: their rows are kept. Who serves the session
+    /// tries again; if it does not get to it, the next broker does.
+    pub owed: OwedEnds,
+}
+
+/// Closes what the last broker left open. A transcript that cannot be written is
+/// logged and costs only itself.
 ///
 /// # Errors
-/// When `state.db` cannot be read.
+/// When `state.db` cannot be read or written.
 pub async fn close(
     home: &Home,
     state: &StateHandle,
     taken_over: &Takeover,
-) -> Result<usize, LeftoverError> {
-    let cards = state.run(crate::state::State::cards).await?;
-    let turns = state.run(crate::state::State::running_turns).await?;
-    for CardRow { card, settled, .. } in cards {
-        if taken_over.generation(&card.session_id) == Some(card.generation) {
-            continue;
-        }
-        note(write_card(home, &card, settled), &card.session_id);
-        let session = card.session_id.clone();
-        state
-            .run(move |state| {
-                state
-                    .remove_card(&session, card.generation, &card.card_id)
-                    .map(drop)
-            })
-            .await?;
-    }
-    // What survived the sweep may still write: its journal was kept for it. And
-    // so was that of each worker that is taken over.
-    let kept: std::collections::BTreeSet<SessionId> = crate::journal::read_all(home)
-        .map(|journals| journals.entries.into_iter().map(|entry| entry.session_id))
-        .map(Iterator::collect)
-        .unwrap_or_default();
-    let files = state.run(crate::state::State::sessions).await?;
-    let files: Vec<std::path::PathBuf> = files
-        .into_iter()
-        .filter(|row| !kept.contains(&row.session_id))
-        .filter_map(|row| crate::providers::session_file(home, &row))
-        .collect();
-    let freed = tokio::task::spawn_blocking(move || {
-        for file in &files {
-            crate::session::free_lease(file);
-        }
-    });
-    if let Err(error) = freed.await {
-        tracing::error!(%error, "leases of dead workers were left");
-    }
+) -> Result<Closed, LeftoverError> {
+    let turns = state.run(State::running_turns).await?;
+    let untold = close_cards(home, state, taken_over).await?;
+    free_leases(home, state).await?;
     let turns: Vec<_> = turns
         .into_iter()
         .filter(|turn| !taken_over.goes_on(&turn.session_id))
         .collect();
+    let mut closing = Closing {
+        home,
+        state,
+        untold,
+        owed: BTreeMap::new(),
+    };
     let count = turns.len();
-    end_halfway(home, state, &taken_over.halfway).await?;
+    for row in taken_over.halfway.iter().cloned() {
+        let message = "the broker ended before it could write this message down, and did not \
+                       send it; send it again if you still want it";
+        let end = Owed {
+            turn: row.turn_id,
+            status: TurnStatus::Failed,
+            error: Some(message.to_owned()),
+            events: lost(Some(message), TurnStatus::Failed),
+        };
+        closing.end(&row.session_id, end).await?;
+    }
     for turn in turns {
         if Again::read(&turn.state).is_some() {
-            drop_steers(home, state, &turn).await?;
+            closing.drop_steers(&turn).await?;
         }
         let ended_by_user = turn.state == ENDED_BY_USER;
         let status = if ended_by_user {
@@ -93,38 +92,180 @@ pub async fn close(
             Vec::new()
         };
         events.extend(lost(error.as_deref(), status));
-        note(
-            write(home, &turn.session_id, Some(&turn.turn_id), &events),
-            &turn.session_id,
-        );
-        state
-            .run(move |state| {
-                state
-                    .end_turn(&turn.session_id, &turn.turn_id, status, error.as_deref())
-                    .map(drop)
-            })
-            .await?;
+        let end = Owed {
+            turn: turn.turn_id,
+            status,
+            error,
+            events,
+        };
+        closing.end(&turn.session_id, end).await?;
     }
-    Ok(count)
+    Ok(Closed {
+        turns: count,
+        owed: closing.owed,
+    })
 }
 
-/// A message that a broker without room had begun to write down ends: it was not
-/// sent, and whoever sent it may have been told so.
-async fn end_halfway(
+/// Tells how cards ended of which nobody is asked any more. Gives the ends that
+/// could not be told: they go before the end of their turn, and their rows with it.
+async fn close_cards(
     home: &Home,
     state: &StateHandle,
-    rows: &[QueuedRow],
-) -> Result<(), LeftoverError> {
-    let message = "the broker ended before it could write this message down, and did not send it; \
-                   send it again if you still want it";
-    for row in rows.iter().cloned() {
-        let (session, turn) = (row.session_id, row.turn_id);
-        let events = lost(Some(message), TurnStatus::Failed);
-        note(write(home, &session, Some(&turn), &events), &session);
-        let remove = move |state: &State| state.remove_queued(&session, &turn);
-        state.run(remove).await?;
+    taken_over: &Takeover,
+) -> Result<Vec<(Card, Event)>, LeftoverError> {
+    let mut untold = Vec::new();
+    for CardRow { card, settled, .. } in state.run(State::cards).await? {
+        if taken_over.generation(&card.session_id) == Some(card.generation) {
+            continue;
+        }
+        let mut settled = settled.unwrap_or(Settled {
+            outcome: CardOutcome::Withdrawn {
+                why: Withdrawal::WorkerGone,
+            },
+            answer: None,
+            sequence: NEVER,
+        });
+        match tell_card(home, state, &card, &mut settled).await? {
+            Ok(()) => {
+                let remove = move |state: &State| {
+                    state.remove_card(&card.session_id, card.generation, &card.card_id)
+                };
+                state.run(remove).await?;
+            }
+            Err(error) => {
+                tracing::error!(session = %card.session_id, %error, "the end of a card could not be written");
+                settled.sequence = NEVER;
+                note_card(state, &card, &settled).await?;
+                let event = resolved(&card, settled.outcome);
+                untold.push((card, event));
+            }
+        }
+    }
+    Ok(untold)
+}
+
+/// The place in the transcript of a card's end that stands nowhere.
+const NEVER: Seq = Seq(u64::MAX);
+
+fn resolved(card: &Card, resolution: CardOutcome) -> Event {
+    Event::CardResolved {
+        card_id: card.card_id.clone(),
+        resolution,
+    }
+}
+
+async fn note_card(state: &StateHandle, card: &Card, settled: &Settled) -> Result<(), StateError> {
+    let (card, settled) = (card.clone(), settled.clone());
+    let note = move |state: &State| state.settle_card(&card, &settled);
+    state.run(note).await
+}
+
+/// Tells how a card ended, unless the transcript does. Where it is about to stand
+/// is noted before: a broker that dies in between leaves no second telling.
+async fn tell_card(
+    home: &Home,
+    state: &StateHandle,
+    card: &Card,
+    settled: &mut Settled,
+) -> Result<Result<(), TranscriptError>, LeftoverError> {
+    let (path, session) = (home.transcript(&card.session_id), card.session_id.clone());
+    let told = match Transcript::open(&path, session) {
+        Ok(transcript) => transcript.last_sequence(),
+        Err(error) => return Ok(Err(error)),
+    };
+    if settled.sequence <= told {
+        return Ok(Ok(()));
+    }
+    settled.sequence = told.next();
+    note_card(state, card, settled).await?;
+    let event = resolved(card, settled.outcome.clone());
+    let turn = card.turn_id.as_ref();
+    Ok(write(home, &card.session_id, turn, &[event]))
+}
+
+/// Frees the leases of dead workers. What survived the sweep may still write: its
+/// journal was kept for it. And so was that of each worker that is taken over.
+async fn free_leases(home: &Home, state: &StateHandle) -> Result<(), LeftoverError> {
+    let kept: BTreeSet<SessionId> = crate::journal::read_all(home)
+        .map(|journals| journals.entries.into_iter().map(|entry| entry.session_id))
+        .map(Iterator::collect)
+        .unwrap_or_default();
+    let files = state.run(State::sessions).await?;
+    let files: Vec<std::path::PathBuf> = files
+        .into_iter()
+        .filter(|row| !kept.contains(&row.session_id))
+        .filter_map(|row| crate::providers::session_file(home, &row))
+        .collect();
+    let freed = tokio::task::spawn_blocking(move || {
+        for file in &files {
+            crate::session::free_lease(file);
+        }
+    });
+    if let Err(error) = freed.await {
+        tracing::error!(%error, "leases of dead workers were left");
     }
     Ok(())
+}
+
+/// Ends of turns on their way to the disk.
+struct Closing<'a> {
+    home: &'a Home,
+    state: &'a StateHandle,
+    untold: Vec<(Card, Event)>,
+    owed: OwedEnds,
+}
+
+impl Closing<'_> {
+    /// Writes an end, and only then takes the turn, or the message that waited, out
+    /// of `state.db`. Behind one that could not be written none of its session is:
+    /// they keep their order.
+    async fn end(&mut self, session: &SessionId, mut end: Owed) -> Result<(), LeftoverError> {
+        let its_own = |(card, _): &mut (Card, Event)| {
+            card.session_id == *session && card.turn_id.as_ref() == Some(&end.turn)
+        };
+        let cards: Vec<_> = self.untold.extract_if(.., its_own).collect();
+        let cards = cards.into_iter().map(|(_, event)| event);
+        end.events = cards.chain(end.events).collect();
+        if let Some(before) = self.owed.get_mut(session) {
+            before.push(end);
+            return Ok(());
+        }
+        let written = write(self.home, session, Some(&end.turn), &end.events);
+        if let Err(error) = written {
+            tracing::error!(%session, %error, "the end of a turn could not be written");
+            self.owed.insert(session.clone(), vec![end]);
+            return Ok(());
+        }
+        let session = session.clone();
+        let ended = move |state: &State| {
+            state.end_turn(&session, &end.turn, end.status, end.error.as_deref())
+        };
+        self.state.run(ended).await?;
+        Ok(())
+    }
+
+    /// The recovery of a turn has failed with its broker: each message that was
+    /// meant to go into it ends with one notice, before the turn does.
+    async fn drop_steers(&mut self, turn: &TurnRow) -> Result<(), LeftoverError> {
+        let session = turn.session_id.clone();
+        let rows = self.state.run(move |state| state.queue(&session)).await?;
+        let its_own = |row: &QueuedRow| row.steers.as_ref() == Some(&turn.turn_id);
+        for row in rows.into_iter().filter(its_own) {
+            let status = TurnStatus::Interrupted;
+            let notice = Event::Notice {
+                level: NoticeLevel::Warn,
+                message: DROPPED_BY_RECOVERY.to_owned(),
+            };
+            let end = Owed {
+                turn: row.turn_id,
+                status,
+                error: None,
+                events: std::iter::once(notice).chain(lost(None, status)).collect(),
+            };
+            self.end(&row.session_id, end).await?;
+        }
+        Ok(())
+    }
 }
 
 /// How a turn ends that was lost with its broker. `error`: what that cost.
@@ -143,40 +284,6 @@ fn lost(error: Option<&str>, status: TurnStatus) -> Vec<Event> {
         },
     ];
     error.into_iter().chain(end).collect()
-}
-
-/// The recovery of a turn has failed with its broker: each message that was meant
-/// to go into it ends with one notice, before the turn does.
-async fn drop_steers(
-    home: &Home,
-    state: &StateHandle,
-    turn: &TurnRow,
-) -> Result<(), LeftoverError> {
-    let session = turn.session_id.clone();
-    let rows = state.run(move |state| state.queue(&session)).await?;
-    let its_own = |row: &QueuedRow| row.steers.as_ref() == Some(&turn.turn_id);
-    for row in rows.into_iter().filter(its_own) {
-        let status = TurnStatus::Interrupted;
-        let events = [
-            Event::Notice {
-                level: NoticeLevel::Warn,
-                message: DROPPED_BY_RECOVERY.to_owned(),
-            },
-            Event::Status { status },
-            Event::Done {
-                status,
-                stop_reason: None,
-                usage: None,
-            },
-        ];
-        note(
-            write(home, &row.session_id, Some(&row.turn_id), &events),
-            &row.session_id,
-        );
-        let remove = move |state: &State| state.remove_queued(&row.session_id, &row.turn_id);
-        state.run(remove).await?;
-    }
-    Ok(())
 }
 
 /// What is known of a turn whose worker is not taken over.
@@ -200,34 +307,6 @@ fn what_became(session: &SessionId, taken_over: &Takeover) -> String {
         "the broker ended in the middle of this turn and {worker}; send the message again if you \
          still want it"
     )
-}
-
-fn note(result: Result<(), TranscriptError>, session: &SessionId) {
-    if let Err(error) = result {
-        tracing::error!(%session, %error, "the end of a turn could not be written");
-    }
-}
-
-/// Tells how a card ended, unless the transcript does.
-fn write_card(home: &Home, card: &Card, settled: Option<Settled>) -> Result<(), TranscriptError> {
-    let resolution = match settled {
-        Some(settled) => {
-            let path = home.transcript(&card.session_id);
-            let told = Transcript::open(&path, card.session_id.clone())?.last_sequence();
-            if settled.sequence <= told {
-                return Ok(());
-            }
-            settled.outcome
-        }
-        None => CardOutcome::Withdrawn {
-            why: Withdrawal::WorkerGone,
-        },
-    };
-    let event = Event::CardResolved {
-        card_id: card.card_id.clone(),
-        resolution,
-    };
-    write(home, &card.session_id, card.turn_id.as_ref(), &[event])
 }
 
 fn write(

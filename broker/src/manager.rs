@@ -11,7 +11,8 @@ use ade_protocol::{Generation, RequestId, SessionId, exit};
 
 use crate::cards::AnswerError;
 use crate::clock;
-use crate::session::Session;
+use crate::leftovers::OwedEnds;
+use crate::session::{Left, Session};
 use crate::shared::Shared;
 use crate::state::SessionRow;
 use crate::takeover::Takeover;
@@ -41,7 +42,7 @@ pub(crate) fn state_error(error: &crate::state::StateError) -> RpcError {
 
 impl Manager {
     /// Starts the actors of all sessions that `state.db` knows; those of
-    /// `takeover` get their workers back.
+    /// `takeover` get their workers back. `owed`: ends that could not be written yet.
     ///
     /// # Errors
     /// When `state.db` cannot be read. A session whose transcript cannot be
@@ -49,6 +50,7 @@ impl Manager {
     pub async fn load(
         shared: Arc<Shared>,
         mut takeover: Takeover,
+        mut owed: OwedEnds,
     ) -> Result<Self, crate::state::StateError> {
         let rows = shared.state.run(crate::state::State::sessions).await?;
         let mut sessions = Sessions::default();
@@ -62,8 +64,11 @@ impl Manager {
         }
         for row in rows {
             let id = row.session_id.clone();
-            let legacy = takeover.legacies.remove(&id);
-            match Session::start(&shared, row, legacy) {
+            let left = Left {
+                legacy: takeover.legacies.remove(&id),
+                owed: owed.remove(&id).unwrap_or_default(),
+            };
+            match Session::start(&shared, row, left) {
                 Ok(session) => drop(sessions.by_id.insert(id, session)),
                 Err(error) => tracing::error!(session = %id, %error, "a session is left out"),
             }
@@ -103,7 +108,7 @@ impl Manager {
             return Err(RpcError::failed("invalid", exit::USAGE, message));
         }
         let row = SessionRow::new(SessionId::generate(), &request, lane, clock::timestamp());
-        let session = Session::start(&self.shared, row.clone(), None)
+        let session = Session::start(&self.shared, row.clone(), Left::default())
             .map_err(|error| RpcError::failed("transcript", exit::FAILED, error.to_string()))?;
         let id = row.session_id.clone();
         self.shared

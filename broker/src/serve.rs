@@ -147,7 +147,7 @@ impl Broker {
         let cgroups = Cgroups::prepare(&home, config.wants_cgroups());
         takeover.kept = sweep_leftovers(&home, takeover.workers()).await;
         cgroups.tidy(&home);
-        leftovers::close(&home, &state, &takeover).await?;
+        let closed = leftovers::close(&home, &state, &takeover).await?;
         let spawner = Spawner::start(&home, None, cgroups.clone())?;
         let env = std::env::vars_os()
             .filter_map(|(name, value)| name.into_string().ok().map(|name| (name, value)))
@@ -177,7 +177,7 @@ impl Broker {
             path: home.root().to_owned(),
             source,
         })?;
-        let manager = Arc::new(Manager::load(Arc::new(shared), takeover).await?);
+        let manager = Arc::new(Manager::load(Arc::new(shared), takeover, closed.owed).await?);
         let workers = socket::bind(&home.workers_socket())?;
         let control = socket::bind(&home.control_socket())?;
         let about = Arc::new(About {

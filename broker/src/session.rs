@@ -63,6 +63,7 @@ use crate::turn::Failure;
 pub use adopt::{Legacy, LegacyTurn};
 pub(crate) use escort::{free_lease, watch_over};
 pub(crate) use queue::QueueAsk;
+pub use record::Owed;
 
 /// Commands that may wait for a session. More callers than that wait for room.
 const COMMANDS: usize = 128;
@@ -156,6 +157,15 @@ async fn report(tx: &mpsc::WeakSender<Command>, command: Command) {
     }
 }
 
+/// What a broker that is gone left of a session.
+#[derive(Clone, Debug, Default)]
+pub struct Left {
+    /// What is taken over.
+    pub legacy: Option<Legacy>,
+    /// Ends of turns that could not be written yet, in order.
+    pub owed: Vec<Owed>,
+}
+
 /// The events that a turn begins with.
 pub(crate) fn beginning(prompt: &str) -> [Event; 2] {
     let message = Event::UserMessage {
@@ -194,19 +204,19 @@ pub struct View {
 }
 
 impl Session {
-    /// Starts the actor of a session. `legacy`: what a broker that is gone left
-    /// of it, to be taken over.
+    /// Starts the actor of a session, which goes on with what a broker that is gone
+    /// `left` of it.
     ///
     /// # Errors
     /// When its transcript cannot be opened.
     pub fn start(
         shared: &Arc<Shared>,
         row: SessionRow,
-        legacy: Option<Legacy>,
+        left: Left,
     ) -> Result<Self, crate::transcript::TranscriptError> {
         let (tx, rx) = mpsc::channel(COMMANDS);
         let shared = Arc::clone(shared);
-        let (actor, info) = actor::Actor::new(shared, row, tx.downgrade(), rx, legacy)?;
+        let (actor, info) = actor::Actor::new(shared, row, tx.downgrade(), rx, left)?;
         tokio::spawn(actor.run());
         Ok(Self { tx, info })
     }

@@ -384,17 +384,16 @@ pub enum Effect {
     },
     /// Note on disk that a message does not wait any more, but may come back.
     Clear(TurnId),
-    /// Take a message off the disk.
-    Dequeue(TurnId),
-    /// A message ends without ever having been a turn: take it off the disk and
-    /// write its terminal event.
+    /// A message ends without ever having been a turn: write its terminal event
+    /// and take it off the disk.
     Drop {
         /// The turn that it would have been.
         turn: TurnId,
         /// Why, where the user did not ask for it.
         notice: Option<String>,
     },
-    /// The turn has ended: the terminal event is to be written.
+    /// The turn has ended: write its terminal event and take it off the disk, also
+    /// when it only waited.
     Finish {
         /// The turn.
         turn: TurnId,

@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use ade_protocol::action::Steered;
 use ade_protocol::event::{Event, TurnStatus};
-use ade_protocol::{Generation, RequestId};
+use ade_protocol::{Generation, RequestId, Seq, TurnId};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::acquire::Starting;
 use super::depart::{Departing, Leave};
 use super::legacy::LegacyCards;
-use super::record::Owed;
+use super::record::{Owed, RETRY};
 use super::view::placeholder;
 use super::worker::{News, Worker, from_worker};
-use super::{Command, Legacy, Reply, View};
+use super::{Command, Left, Reply, View};
 use crate::budget::Budget;
 use crate::cards::Cards;
 use crate::clock;
@@ -66,6 +66,8 @@ pub(super) struct Actor {
     rx: mpsc::Receiver<Command>,
     pub(super) transcript: Transcript,
     pub(super) outbox: Outgoing,
+    /// The newest message of the user that was staged or written, and its number.
+    pub(super) said: Option<(TurnId, Seq)>,
     /// Ends of turns that are not on disk yet.
     pub(super) owed: Vec<Owed>,
     /// When they are tried again.
@@ -88,7 +90,7 @@ impl Actor {
         row: SessionRow,
         tx: mpsc::WeakSender<Command>,
         rx: mpsc::Receiver<Command>,
-        legacy: Option<Legacy>,
+        Left { legacy, owed }: Left,
     ) -> Result<(Self, watch::Receiver<Arc<View>>), TranscriptError> {
         let path = shared.home.transcript(&row.session_id);
         let transcript = Transcript::open(&path, row.session_id.clone())?;
@@ -97,7 +99,10 @@ impl Actor {
             .begin(&row.session_id, transcript.last_sequence());
         let first_event = row.first_event_ms.map(Duration::from_millis);
         let rules = shared.config.turn_rules(&row.provider, first_event);
-        let (last_status, last_error) = (row.last_status, row.last_error.clone());
+        let (last_status, last_error) = match owed.last() {
+            Some(owed) => (Some(owed.status), owed.error.clone()),
+            None => (row.last_status, row.last_error.clone()),
+        };
         let now = clock::now();
         let mut actor = Self {
             machine: Machine::new(rules),
@@ -123,8 +128,9 @@ impl Actor {
             rx,
             transcript,
             outbox: Outgoing::default(),
-            owed: Vec::new(),
-            retry_at: now,
+            said: None,
+            owed,
+            retry_at: now + RETRY,
             broken: None,
             view: watch::Sender::new(Arc::new(View {
                 info: placeholder(&row),
@@ -309,16 +315,21 @@ impl Actor {
                 }
             }
             Effect::Emit(turn, event) => {
-                if matches!(event, Event::UserMessage { .. }) {
-                    self.turn_began(&turn, &event).await;
+                let begins = matches!(event, Event::UserMessage { .. });
+                if begins && !self.turn_began(&turn, &event).await {
+                    // A message of which `state.db` knows nothing would have no
+                    // end if this broker died now.
+                    return;
                 }
-                self.emit(Some(&turn), &event);
+                let sequence = self.emit(Some(&turn), &event);
+                if begins {
+                    self.said = Some((turn, sequence));
+                }
             }
             Effect::Quiet { turn, since } => self.tell_quiet(&turn, since),
             Effect::Enqueue { row, first } => self.row_queued(row, first).await,
             Effect::Edit { turn, prompt } => self.row_edited(turn, prompt).await,
             Effect::Clear(turn) => self.row_cleared(turn).await,
-            Effect::Dequeue(turn) => self.row_gone(turn).await,
             Effect::Drop { turn, notice } => self.row_dropped(turn, notice).await,
             Effect::Finish {
                 turn,

@@ -11,7 +11,7 @@ use super::actor::Actor;
 use super::depart::{SWEEP, stop_stage};
 use super::requests::ending;
 use super::worker::Pending;
-use super::{Ask, Command, Reply};
+use super::{Ask, Command, Reply, record};
 use crate::clock;
 use crate::link::{EventLine, LinkIn, Run};
 use crate::turn::{Ending, Failure, Input, State};
@@ -40,7 +40,9 @@ impl Actor {
             Command::Queue { ask, reply } => {
                 let queue = self.queue_ask(ask).await;
                 self.flush();
-                let _ = reply.send(queue);
+                // Not promised: what could not be written down is given up next.
+                let failure = self.broken.as_ref();
+                let _ = reply.send(failure.map_or(queue, |failure| Err(record::refusal(failure))));
             }
             Command::Abort { turn_id, reply } => {
                 let aborted = self.abort(turn_id).await;

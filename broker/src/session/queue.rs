@@ -1,5 +1,7 @@
 //! Messages that wait: what clients ask about them and what stands on the disk.
 
+use std::collections::BTreeSet;
+
 use ade_protocol::action::{
     ChatInterrupted, ChatQueue, InterruptMode, QueuedMessage, Sent, Steered,
 };
@@ -38,6 +40,7 @@ impl Actor {
         match rows {
             Ok(rows) if rows.is_empty() => {}
             Ok(rows) => {
+                let rows: Vec<_> = self.unsettled(rows).collect();
                 let count = rows.len();
                 let rows = rows.into_iter().map(|row| Queued {
                     turn: row.turn_id,
@@ -69,19 +72,27 @@ impl Actor {
         let rows = self.shared.state.run(move |state| state.cleared(&session));
         match rows.await {
             Ok(rows) => {
-                let rows = rows.into_iter().map(|row| Queued {
+                let rows = self.unsettled(rows).map(|row| Queued {
                     turn: row.turn_id,
                     prompt: row.prompt,
                     // The turn that a steer was meant for is over.
                     steers: None,
                 });
-                let now = self.now();
-                self.machine.restore_cleared(rows.collect(), now);
+                let (rows, now) = (rows.collect(), self.now());
+                self.machine.restore_cleared(rows, now);
             }
             Err(error) => {
                 tracing::error!(session = %self.row.session_id, %error, "what was cleared was not read");
             }
         }
+    }
+
+    /// Those whose end is not decided: only that of the others is not on disk.
+    fn unsettled(&self, rows: Vec<QueuedRow>) -> impl Iterator<Item = QueuedRow> {
+        let owed = self.owed.iter();
+        let owed: BTreeSet<TurnId> = owed.map(|owed| owed.turn.clone()).collect();
+        let open = move |row: &QueuedRow| !owed.contains(&row.turn_id);
+        rows.into_iter().filter(open)
     }
 
     pub(super) fn queue_full(&self) -> RpcError {
@@ -284,14 +295,6 @@ impl Actor {
         .await;
     }
 
-    pub(super) async fn row_gone(&mut self, turn: TurnId) {
-        let session = self.row.session_id.clone();
-        self.store("take a message out of the queue", move |state| {
-            state.remove_queued(&session, &turn).map(drop)
-        })
-        .await;
-    }
-
     /// A message ends that never was a turn.
     pub(super) async fn row_dropped(&mut self, turn: TurnId, notice: Option<String>) {
         if let Some(message) = notice {
@@ -303,6 +306,5 @@ impl Actor {
         self.finish(&turn, TurnStatus::Interrupted, None, None, None)
             .await;
         (self.last_status, self.last_error) = (status, error);
-        self.row_gone(turn).await;
     }
 }

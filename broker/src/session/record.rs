@@ -16,25 +16,30 @@ use crate::state::Flags;
 use crate::turn::{Again, ENDED_BY_USER, Failure, Input};
 
 /// How often the end of a turn that is not on disk is tried again.
-const RETRY: Duration = Duration::from_secs(5);
+pub(super) const RETRY: Duration = Duration::from_secs(5);
 
 /// How old the figures of a view may be while events stream: making one costs
 /// more than an event.
 const VIEW_LAG: Duration = Duration::from_millis(50);
 
-/// The end of a turn that is not on disk yet.
-pub(super) struct Owed {
-    turn: TurnId,
-    status: TurnStatus,
-    error: Option<String>,
+/// The end of a turn, or of a message that only waited, that is not on disk yet.
+#[derive(Clone, Debug)]
+pub struct Owed {
+    /// The turn. Its row in `state.db` stays until the transcript holds its end.
+    pub turn: TurnId,
+    /// How it ended.
+    pub status: TurnStatus,
+    /// Why it failed.
+    pub error: Option<String>,
     /// For the transcript; none: they stand there already.
-    events: Vec<Event>,
+    pub events: Vec<Event>,
 }
 
 impl Actor {
-    pub(super) async fn turn_began(&mut self, turn: &TurnId, event: &Event) {
+    /// Puts a turn on disk. False: there was no room for it.
+    pub(super) async fn turn_began(&mut self, turn: &TurnId, event: &Event) -> bool {
         let Event::UserMessage { text, .. } = event else {
-            return;
+            return false;
         };
         let row = crate::state::TurnRow {
             session_id: self.row.session_id.clone(),
@@ -55,7 +60,7 @@ impl Actor {
                 state.begin_turn(&row)
             })
         })
-        .await;
+        .await
     }
 
     /// Puts on disk, in one step, what the next start and the next send must do
@@ -157,6 +162,7 @@ impl Actor {
             self.owed.push(owed);
         }
         if !self.flush() {
+            self.hold_back_owed().await;
             return false;
         }
         for mut owed in std::mem::take(&mut self.owed) {
@@ -174,6 +180,22 @@ impl Actor {
             }
         }
         self.owed.is_empty()
+    }
+
+    /// A message that waited and is over is not to run when another broker comes
+    /// before its end is written: that one ends it, as it does what was cleared.
+    async fn hold_back_owed(&self) {
+        let session = self.row.session_id.clone();
+        let turns: Vec<_> = self.owed.iter().map(|owed| owed.turn.clone()).collect();
+        let held = self.shared.state.run(move |state| {
+            state.atomically(|state| {
+                let mut turns = turns.iter();
+                turns.try_for_each(|turn| state.clear_queued(&session, turn).map(drop))
+            })
+        });
+        if let Err(error) = held.await {
+            tracing::error!(session = %self.row.session_id, %error, "a message that is over still waits on disk");
+        }
     }
 
     /// Writes to `state.db`. What cannot be written costs the running turn; the
@@ -248,6 +270,7 @@ impl Actor {
             self.dirty = true;
             // Cards stand in `state.db`.
             self.outbox.drop_events();
+            self.said = None;
         }
         let items = self.outbox.take();
         let head = self.transcript.last_sequence();
@@ -275,15 +298,19 @@ impl Actor {
         self.dirty = true;
     }
 
-    /// A message that was not written down was never taken.
+    /// A message that was not written down was never taken. One that stands in the
+    /// transcript has its end there too, whatever could not be written of it.
     pub(super) async fn refuse_turn(&mut self, turn: &TurnId, failure: Failure) -> rpc::RpcError {
-        let error = rpc::RpcError::failed(&failure.kind, exit::FAILED, failure.message.clone());
-        let hints = failure.detail.clone();
+        let error = refusal(&failure);
+        let stands = (self.said.as_ref())
+            .is_some_and(|(said, sequence)| said == turn && *sequence <= self.last_sequence());
         self.give_up(failure).await;
-        for owed in self.owed.iter_mut().filter(|owed| owed.turn == *turn) {
-            owed.events.clear();
+        if !stands {
+            for owed in self.owed.iter_mut().filter(|owed| owed.turn == *turn) {
+                owed.events.clear();
+            }
         }
-        hints.into_iter().fold(error, rpc::RpcError::hint)
+        error
     }
 
     /// Last event of a generation, when it is the newest one in the transcript.
@@ -295,6 +322,13 @@ impl Actor {
     pub(super) fn last_sequence(&self) -> Seq {
         self.transcript.last_sequence()
     }
+}
+
+/// What a client is told whose wish could not be written down.
+pub(super) fn refusal(failure: &Failure) -> rpc::RpcError {
+    let error = rpc::RpcError::failed(&failure.kind, exit::FAILED, failure.message.clone());
+    let hints = failure.detail.clone();
+    hints.into_iter().fold(error, rpc::RpcError::hint)
 }
 
 /// What a failed write means to a turn.

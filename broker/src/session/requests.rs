@@ -42,8 +42,6 @@ impl Actor {
         if kind != RecoveryKind::Replay || !self.row.has_history || written {
             return None;
         }
-        // What was staged is part of it.
-        self.flush();
         let window = self.worker.as_ref().and_then(|worker| worker.window);
         let path = self.shared.home.transcript(&self.row.session_id);
         let (next, bound) = (next.clone(), replay::bound(window));
@@ -68,6 +66,11 @@ impl Actor {
         prompt: &str,
         again: Option<Again>,
     ) {
+        // On disk before it is sent: a message that no transcript holds reaches
+        // nobody.
+        if !self.flush() {
+            return;
+        }
         let replay = self.replay(turn).await;
         let force = again.is_some() || self.row.flags.force_expire;
         let (session, id, generation) = (

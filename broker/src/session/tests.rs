@@ -18,7 +18,6 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::Command;
 use super::acquire::Starting;
 use super::actor::Actor;
 use super::adopt::Resumed;
@@ -26,6 +25,7 @@ use super::depart::Way;
 use super::escort::{Escort, Process};
 use super::start::{self, Plan, Started};
 use super::worker::Worker;
+use super::{Command, Left};
 use crate::budget::Start;
 use crate::cgroups::Cgroups;
 use crate::config::Config;
@@ -124,7 +124,13 @@ impl Rig {
             home,
         });
         let (tx, rx) = mpsc::channel(64);
-        let made = Actor::new(Arc::clone(&shared), row, tx.downgrade(), rx, None);
+        let made = Actor::new(
+            Arc::clone(&shared),
+            row,
+            tx.downgrade(),
+            rx,
+            Left::default(),
+        );
         let (actor, _) = made.expect("an actor");
         Self {
             _folder: folder,

@@ -137,7 +137,8 @@ impl State {
     }
 
     /// Ends the running turn and remembers how, as one step. A completed turn
-    /// leaves history in the session file. False: this turn did not run.
+    /// leaves history in the session file. A message that waits does so no more, and
+    /// nobody asks about the turn's cards. False: this turn did not run.
     ///
     /// # Errors
     /// [`StateError`]; then it still runs.
@@ -150,6 +151,9 @@ impl State {
     ) -> Result<bool, StateError> {
         const OPERATION: &str = "end a turn";
         self.atomically(|state| {
+            state.remove_queued(session, turn)?;
+            let sql = "DELETE FROM cards WHERE session_id = ?1 AND card ->> 'turnId' = ?2";
+            state.execute(OPERATION, sql, [session.as_str(), turn.as_str()])?;
             let sql = "DELETE FROM turns WHERE session_id = ?1 AND turn_id = ?2";
             if state.execute(OPERATION, sql, [session.as_str(), turn.as_str()])? == 0 {
                 return Ok(false);

@@ -117,7 +117,8 @@ async fn what_is_over_by_the_transcript_is_over() {
     );
     let takeover = find(&home, &state).await.unwrap();
     assert!(takeover.unbegun.is_empty() && takeover.legacies.is_empty());
-    assert_eq!(leftovers::close(&home, &state, &takeover).await.unwrap(), 0);
+    let closed = leftovers::close(&home, &state, &takeover).await.unwrap();
+    assert_eq!((closed.turns, closed.owed.len()), (0, 0));
     assert_eq!(told(&home, "r"), ["user_message", "done"]);
     assert_eq!(told(&home, "ended"), ["done"]);
     assert_eq!(told(&home, "long ago"), ["done"]);

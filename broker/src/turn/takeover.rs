@@ -194,7 +194,6 @@ impl Machine {
         self.drop_cleared(out);
         let running = self.running.take().map(|running| running.id);
         let queued: Vec<TurnId> = self.queue.drain(..).map(|row| row.turn).collect();
-        out.extend(queued.iter().cloned().map(Effect::Dequeue));
         out.extend(
             running
                 .into_iter()

@@ -65,12 +65,13 @@ impl Ledger {
                 assert_ne!(*status, TurnStatus::Started);
                 let message = self.of(turn);
                 // What cannot be written down fails also before it began.
-                let unwritten = *status == TurnStatus::Failed && !message.on_disk;
+                let unwritten = *status == TurnStatus::Failed;
                 assert!(
                     message.begun || unwritten,
                     "a turn ended that had not begun"
                 );
                 message.ends += 1;
+                message.on_disk = false;
             }
             Effect::Drop { turn, .. } => {
                 let message = self.of(turn);
@@ -83,7 +84,7 @@ impl Ledger {
                 assert!(!message.on_disk && !message.begun);
                 message.on_disk = true;
             }
-            Effect::Clear(turn) | Effect::Dequeue(turn) => {
+            Effect::Clear(turn) => {
                 let message = self.of(turn);
                 assert!(message.on_disk);
                 message.on_disk = false;
