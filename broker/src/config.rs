@@ -1,10 +1,10 @@
 //! `config.toml` and where each value comes from.
 //!
-//! Every setting is one row of the table that `settings` makes: its name, its
-//! form with bounds, its default, and the environment variables that may
-//! override it. The file is checked against that table, so what is not in it is
-//! an error: a misspelt key never silently means the default. Values remember
-//! their origin, for `ade doctor`.
+//! Every setting is one row of the table in `settings`: its name, its form with
+//! bounds, its default, and the environment variables that may override it. The
+//! file is checked against that table, so what is not in it is an error: a
+//! misspelt key never silently means the default. Values remember their origin,
+//! for `ade doctor`.
 //!
 //! Precedence: environment, then file, then default. Durations are whole
 //! milliseconds and end in `_ms`.
@@ -12,6 +12,7 @@
 //! What this module does not do: read the file again while the broker runs.
 
 mod file;
+mod settings;
 
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ use ade_protocol::boot::WorkerTiming;
 use ade_protocol::exit;
 
 use self::file::FileReader;
+use self::settings::{Value, settings};
 use crate::budget::Limits;
 use crate::home::Home;
 use crate::turn::{Recovery, Rules, Timing};
@@ -38,7 +40,6 @@ pub const KNOWN_PROVIDERS: &[&str] = &[
 
 /// A configuration file is a page of text; more is a mistake.
 const MAX_FILE: usize = 1024 * 1024;
-const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// Why there is no configuration.
 #[derive(Debug, thiserror::Error)]
@@ -127,29 +128,6 @@ pub struct HostProgram {
     pub args: Vec<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Value {
-    Number(u64),
-    Path(Option<PathBuf>),
-    Words(Vec<String>),
-    Word(String),
-}
-
-/// What a value may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    /// Milliseconds, with bounds.
-    Millis(u64, u64),
-    /// A count, with bounds.
-    Count(u64, u64),
-    /// An absolute path; `~/` stands for the user's home.
-    Path,
-    /// A list of strings.
-    Words,
-    /// One of these words.
-    Choice(&'static [&'static str]),
-}
-
 /// How a turn goes on after its worker was replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecoveryKind {
@@ -157,113 +135,6 @@ pub enum RecoveryKind {
     Resume,
     /// A fresh agent is told the transcript.
     Replay,
-}
-
-struct Setting {
-    name: String,
-    form: Form,
-    default: Value,
-    /// Variables that override it, the first one that is set.
-    env: &'static [&'static str],
-}
-
-fn settings() -> Vec<Setting> {
-    let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get() as u64);
-    let worker = WorkerTiming::default();
-    let number = |name: String, form, default| Setting {
-        name,
-        form,
-        default: Value::Number(default),
-        env: &[],
-    };
-    let count = Form::Count(1, 100_000);
-    let grace = Form::Millis(1, 10 * 60 * 1000);
-    let long = Form::Millis(1, 30 * DAY_MS);
-    let mut all = vec![
-        number("pool.max_workers".into(), count, 256),
-        number("pool.max_per_provider".into(), count, 256),
-        number("pool.max_starting".into(), count, cores),
-        number("pool.deaths_short".into(), count, 3),
-        number("pool.window_short_ms".into(), long, 60_000),
-        number("pool.deaths_long".into(), count, 10),
-        number("pool.window_long_ms".into(), long, 300_000),
-        number("pool.pause_first_ms".into(), long, 250),
-        number("pool.pause_second_ms".into(), long, 1_000),
-        number("pool.pause_later_ms".into(), long, 5_000),
-        number("turns.quiet_ms".into(), long, 60_000),
-        number("turns.cancel_ms".into(), long, 3_000),
-        number("turns.abort_ms".into(), long, 11_000),
-        number("turns.interrupt_ms".into(), long, 30_000),
-        number("turns.queue_recovery_ms".into(), long, 8_000),
-        // A question of the evening is there in the morning. After a day what it
-        // is about has moved on, and it still holds a worker and a session file.
-        number("cards.timeout_ms".into(), long, DAY_MS),
-        number("worker.eof_grace_ms".into(), grace, worker.eof_grace_ms),
-        number("worker.attach_ms".into(), grace, worker.attach_ms),
-        number("worker.orphan_idle_ms".into(), long, worker.orphan_idle_ms),
-        number("worker.orphan_turn_ms".into(), long, worker.orphan_turn_ms),
-    ];
-    for provider in KNOWN_PROVIDERS {
-        let dispose = match *provider {
-            "cursor" => 3_000,
-            "droid" => 800,
-            _ => 1_500,
-        };
-        let of = |key: &str| format!("providers.{provider}.{key}");
-        all.extend([
-            number(of("dispose_grace_ms"), grace, dispose),
-            number(of("term_to_kill_ms"), grace, 1_500),
-            number(of("idle_put_away_ms"), long, 30 * 60 * 1000),
-            number(of("first_event_ms"), long, 90_000),
-            number(of("whole_answer_ms"), long, 30 * 60 * 1000),
-            Setting {
-                name: of("progress"),
-                form: Form::Choice(&["events", "none"]),
-                default: Value::Word("events".into()),
-                env: &[],
-            },
-        ]);
-    }
-    let path = |name: &str, env| Setting {
-        name: name.into(),
-        form: Form::Path,
-        default: Value::Path(None),
-        env,
-    };
-    all.extend([
-        Setting {
-            name: "worker.cgroup".into(),
-            form: Form::Choice(&["auto", "off"]),
-            default: Value::Word("auto".into()),
-            env: &[],
-        },
-        path("providers.pi.node", &["ADE_NODE"]),
-        path(
-            "providers.pi.package_root",
-            &["ADE_PI_PACKAGE_ROOT", "PI_CODING_AGENT_PACKAGE_ROOT"],
-        ),
-        path("providers.pi.agent_dir", &["PI_CODING_AGENT_DIR"]),
-        Setting {
-            name: "providers.scripted.recovery".into(),
-            form: Form::Choice(&["resume", "replay"]),
-            default: Value::Word("resume".into()),
-            env: &[],
-        },
-        Setting {
-            name: "providers.scripted.stale_token".into(),
-            form: Form::Choice(&["fail", "reconnect"]),
-            default: Value::Word("fail".into()),
-            env: &[],
-        },
-        path("providers.scripted.host", &[]),
-        Setting {
-            name: "providers.scripted.args".into(),
-            form: Form::Words,
-            default: Value::Words(Vec::new()),
-            env: &[],
-        },
-    ]);
-    all
 }
 
 /// The configuration of one broker; does not change while it runs.

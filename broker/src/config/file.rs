@@ -5,7 +5,8 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::{Config, ConfigError, Form, Setting, Value, absolute};
+use super::settings::{Form, Setting, Value};
+use super::{Config, ConfigError, absolute};
 
 /// Reads one file against the table of settings.
 pub(super) struct FileReader<'a> {
