@@ -1,0 +1,138 @@
+//! Rows of sessions, and what counts for each of them.
+
+use ade_protocol::Fence;
+
+use super::*;
+
+#[test]
+fn sessions_come_back_as_they_were_written() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    let (one, two) = (session("ses_1"), session("ses_2"));
+    state.insert_session(&one).unwrap();
+    state.insert_session(&two).unwrap();
+    assert!(state.insert_session(&one).is_err());
+    drop(state);
+    let state = open(&folder);
+    assert_eq!(state.sessions().unwrap(), [one.clone(), two]);
+    assert_eq!(state.session(&one.session_id).unwrap(), Some(one.clone()));
+    assert_eq!(state.count_sessions().unwrap(), 2);
+
+    let id = one.session_id;
+    state.set_session_file(&id, Some("/f"), None).unwrap();
+    state.set_session_file(&id, None, Some("p1")).unwrap();
+    state.set_model(&id, None).unwrap();
+    state.set_thinking(&id, Some("high")).unwrap();
+    state.set_failed(&id, Some("three deaths")).unwrap();
+    let row = state.session(&id).unwrap().unwrap();
+    assert_eq!(row.session_file.as_deref(), Some("/f"));
+    assert_eq!(row.provider_session_id.as_deref(), Some("p1"));
+    assert_eq!((row.model, row.thinking.as_deref()), (None, Some("high")));
+    assert_eq!(row.failed_reason.as_deref(), Some("three deaths"));
+
+    let error = state.set_failed(&"ses_9".into(), None).unwrap_err();
+    assert!(matches!(&error, StateError::NoSession(id) if id.as_str() == "ses_9"));
+    assert_eq!(error.exit_code(), 2);
+}
+
+#[test]
+fn a_deleted_session_is_gone_with_all_that_hangs_on_it() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    state.insert_session(&session("s")).unwrap();
+    state.begin_turn(&turn("s", "t1")).unwrap();
+    state.enqueue(&queued("s", "t2")).unwrap();
+    state.put_card(&card("s", "c", CardKind::Text), 1).unwrap();
+    let id = SessionId::from("s");
+    assert!(state.delete_session(&id).unwrap());
+    assert!(!state.delete_session(&id).unwrap());
+    assert!(state.session(&id).unwrap().is_none() && state.sessions().unwrap().is_empty());
+    assert!(state.running_turns().unwrap().is_empty() && state.queues().unwrap().is_empty());
+    assert!(state.cards().unwrap().is_empty());
+    assert!(
+        state.insert_session(&session("s")).is_err(),
+        "an id is never given out twice"
+    );
+    assert!(state.next_generation(&id).is_err());
+}
+
+#[test]
+fn fences_and_generations_only_grow() {
+    let folder = TempDir::new().unwrap();
+    let id = SessionId::from("s");
+    for expected in 1..=3 {
+        let state = open(&folder);
+        if expected == 1 {
+            state.insert_session(&session("s")).unwrap();
+        }
+        assert_eq!(state.next_fence().unwrap(), Fence(expected));
+        assert_eq!(state.next_generation(&id).unwrap(), Generation(expected));
+    }
+    let state = open(&folder);
+    state.raise_generation(&id, Generation(2)).unwrap();
+    assert_eq!(state.next_generation(&id).unwrap(), Generation(4));
+    state.raise_generation(&id, Generation(70)).unwrap();
+    assert_eq!(state.next_generation(&id).unwrap(), Generation(71));
+}
+
+#[test]
+fn flags_are_consumed_once() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    let id = SessionId::from("s");
+    state.insert_session(&session("s")).unwrap();
+    state
+        .set_flags(
+            &id,
+            Flags {
+                rotate: true,
+                force_expire: false,
+            },
+        )
+        .unwrap();
+    state
+        .set_flags(
+            &id,
+            Flags {
+                rotate: false,
+                force_expire: true,
+            },
+        )
+        .unwrap();
+    drop(state);
+    let state = open(&folder);
+    assert_eq!(
+        state.session(&id).unwrap().unwrap().flags,
+        Flags {
+            rotate: true,
+            force_expire: true
+        }
+    );
+    state.clear_rotate(&id).unwrap();
+    let left = state.session(&id).unwrap().unwrap().flags;
+    assert!(left.force_expire && !left.rotate, "each by itself");
+    state.clear_force_expire(&id).unwrap();
+    let left = state.session(&id).unwrap().unwrap().flags;
+    assert_eq!(left, Flags::default());
+}
+
+#[test]
+fn each_change_of_the_permission_counts_and_only_for_its_session() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    for id in ["a", "b"] {
+        state.insert_session(&session(id)).unwrap();
+    }
+    let a = "a".into();
+    for (mode, count) in [(PermissionMode::Plan, 1), (PermissionMode::FullAuto, 2)] {
+        assert_eq!(state.set_permission(&a, mode).unwrap(), count);
+        let row = state.session(&a).unwrap().unwrap();
+        assert_eq!((row.permission, row.policy), (mode, count));
+    }
+    assert_eq!(state.session(&"b".into()).unwrap().unwrap(), session("b"));
+    let nobody = state.set_permission(&"c".into(), PermissionMode::Plan);
+    assert!(
+        matches!(nobody, Err(StateError::NoSession(_))),
+        "{nobody:?}"
+    );
+}

@@ -1,0 +1,127 @@
+//! Turns that run and turns that wait.
+
+use ade_protocol::event::TurnStatus;
+
+use super::*;
+
+#[test]
+fn a_session_runs_one_turn_and_remembers_how_it_ended() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    let (id, first) = (SessionId::from("s"), TurnId::from("t1"));
+    state.insert_session(&session("s")).unwrap();
+    state.begin_turn(&turn("s", "t1")).unwrap();
+    assert!(matches!(
+        state.begin_turn(&turn("s", "t2")),
+        Err(StateError::TurnRuns(_))
+    ));
+    state
+        .update_turn(&id, &first, Generation(3), 2, "streaming")
+        .unwrap();
+    state
+        .update_turn(&id, &"t0".into(), Generation(9), 9, "odd")
+        .unwrap();
+    let found = state.running_turns().unwrap();
+    let expected = TurnRow {
+        generation: Generation(3),
+        sends: 2,
+        state: "streaming".into(),
+        armed_at_ms: 0,
+        cause: None,
+        ..turn("s", "t1")
+    };
+    assert_eq!(found, [expected]);
+
+    assert!(
+        !state
+            .end_turn(&id, &"t0".into(), TurnStatus::Completed, None)
+            .unwrap()
+    );
+    assert!(
+        state
+            .end_turn(&id, &first, TurnStatus::Failed, Some("boom"))
+            .unwrap()
+    );
+    let row = state.session(&id).unwrap().unwrap();
+    assert_eq!(
+        (row.last_status, row.last_error.as_deref()),
+        (Some(TurnStatus::Failed), Some("boom"))
+    );
+    assert!(!row.has_history);
+    state.begin_turn(&turn("s", "t2")).unwrap();
+    state
+        .end_turn(&id, &"t2".into(), TurnStatus::Completed, None)
+        .unwrap();
+    let row = state.session(&id).unwrap().unwrap();
+    assert!(row.has_history && row.last_error.is_none());
+}
+
+#[test]
+fn the_queue_keeps_its_order_and_moves_as_one_step() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    let id = SessionId::from("s");
+    state.insert_session(&session("s")).unwrap();
+    for turn in ["t1", "t2", "t3", "t4"] {
+        state.enqueue(&queued("s", turn)).unwrap();
+    }
+    assert!(state.enqueue(&queued("s", "t4")).is_err());
+    state.enqueue_first(&queued("s", "t0")).unwrap();
+    assert!(state.edit_queued(&id, &"t0".into(), "other").unwrap());
+    assert!(!state.edit_queued(&id, &"t9".into(), "other").unwrap());
+    let first = state.queue(&id).unwrap().remove(0);
+    assert_eq!(
+        (first.turn_id.as_str(), first.prompt.as_str()),
+        ("t0", "other")
+    );
+    assert!(state.remove_queued(&id, &"t0".into()).unwrap());
+    assert!(state.remove_queued(&id, &"t3".into()).unwrap());
+    assert!(!state.remove_queued(&id, &"t3".into()).unwrap());
+    let started = state.start_queued(&id, "now").unwrap().unwrap();
+    assert_eq!(
+        (started.turn_id.as_str(), started.started_at.as_str()),
+        ("t1", "now")
+    );
+    // The running turn stays, and so does the queue.
+    assert!(matches!(
+        state.start_queued(&id, "now"),
+        Err(StateError::TurnRuns(_))
+    ));
+    let rest: Vec<_> = state
+        .queue(&id)
+        .unwrap()
+        .into_iter()
+        .map(|row| row.turn_id)
+        .collect();
+    assert_eq!(rest, [TurnId::from("t2"), TurnId::from("t4")]);
+    assert_eq!(state.clear_queue(&id).unwrap(), 2);
+    state
+        .end_turn(&id, &"t1".into(), TurnStatus::Interrupted, None)
+        .unwrap();
+    assert_eq!(state.start_queued(&id, "now").unwrap(), None);
+}
+
+#[test]
+fn what_was_cleared_is_kept_and_runs_only_when_it_is_queued_again() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    let id = SessionId::from("s");
+    state.insert_session(&session("s")).unwrap();
+    for turn in ["t1", "t2", "t3"] {
+        state.enqueue(&queued("s", turn)).unwrap();
+    }
+    assert!(state.clear_queued(&id, &"t1".into()).unwrap());
+    assert!(state.clear_queued(&id, &"t2".into()).unwrap());
+    assert!(!state.clear_queued(&id, &"t9".into()).unwrap());
+    let turns = |rows: Vec<QueuedRow>| -> Vec<String> {
+        rows.iter().map(|row| row.turn_id.to_string()).collect()
+    };
+    assert_eq!(turns(state.queue(&id).unwrap()), ["t3"]);
+    assert_eq!(turns(state.cleared(&id).unwrap()), ["t1", "t2"]);
+    state.enqueue(&queued("s", "t1")).unwrap();
+    assert_eq!(turns(state.queue(&id).unwrap()), ["t3", "t1"]);
+    let first = state.start_queued(&id, "now").unwrap().unwrap();
+    assert_eq!(first.turn_id.as_str(), "t3");
+    assert!(state.remove_queued(&id, &"t2".into()).unwrap());
+    assert_eq!(turns(state.cleared(&id).unwrap()), [""; 0]);
+}
