@@ -244,9 +244,14 @@ pub fn strays(remains: Remains<'_>, bound: Duration) -> StrayReport {
     end_strays(remains, Instant::now() + bound)
 }
 
-/// What is left below a worker when all of it was sent SIGKILL and lives on:
+/// How long what was sent SIGKILL may be there before it counts as surviving:
+/// on a loaded machine it must be given a processor to die.
+pub const DYING: Duration = Duration::from_secs(2);
+
+/// What is left below a worker when all of it was sent SIGKILL and is there yet:
 /// the worker has done what can be done and waits for the kernel. Empty when
-/// nothing is below it, or something is that may still act.
+/// nothing is below it, or something is that may still act. One look: what is
+/// still there after [`DYING`] survives.
 #[must_use]
 pub fn stuck_below(worker: &ProcessIdentity) -> Vec<Survivor> {
     if worker.liveness() != Liveness::Alive {
@@ -297,9 +302,7 @@ fn end_workers(left: &mut [Left], grace: Grace, report: &mut SweepReport) {
     }
     let ended = wait_for_ends(left, Instant::now() + grace.term);
     report.ended.extend(ended);
-    for one in left.iter_mut() {
-        one.stuck = one.alive.as_ref().map(stuck_below).unwrap_or_default();
-    }
+    report.ended.extend(wait_for_the_dying(left));
     let to_kill = left.iter().filter(|left| left.stuck.is_empty());
     for worker in to_kill.filter_map(|left| left.alive.as_ref()) {
         for target in [
@@ -311,6 +314,26 @@ fn end_workers(left: &mut [Left], grace: Grace, report: &mut SweepReport) {
     }
     let killed = wait_for_ends(left, Instant::now() + grace.kill);
     report.killed.extend(killed);
+}
+
+/// Tells who only waits for what survives SIGKILL. Gives those that could end
+/// after all.
+fn wait_for_the_dying(left: &mut [Left]) -> Vec<i32> {
+    let until = Instant::now() + DYING;
+    let mut ended = Vec::new();
+    loop {
+        for one in left.iter_mut() {
+            one.stuck = one.alive.as_ref().map(stuck_below).unwrap_or_default();
+        }
+        if Instant::now() >= until || left.iter().all(|one| one.stuck.is_empty()) {
+            return ended;
+        }
+        // Their workers are waited for, so that they may free their leases.
+        for one in left.iter_mut() {
+            one.stuck.clear();
+        }
+        ended.extend(wait_for_ends(left, Instant::now() + 5 * POLL));
+    }
 }
 
 /// Looks until no worker is alive; gives those that ended.

@@ -205,7 +205,7 @@ fn a_start_that_was_cancelled_is_gone_before_the_next_one_begins() {
     let (turn, after) = ade.send(&mut rpc, &chat, "two");
     rpc.subscribe(&chat, after);
     let events = rpc.until_done(&turn);
-    assert_eq!(ade_tests::rpc::text_of(&events), "here");
+    assert_eq!(ade_tests::rpc::text_of(&events), "here", "{events:#?}");
     stop.join().expect("the answer to the stop");
     assert!(!lane.join("overlap").exists(), "two generations at once");
 }

@@ -291,3 +291,54 @@ fn what_outlives_the_worker_that_waited_for_it_is_waited_for_by_the_next_broker(
     wait_true("the journal is gone", || ade.litter().is_empty());
     clean_again(&ade, &mut rpc, &chat, &file);
 }
+
+/// Whether SIGKILL was sent to a process that has not died of it yet.
+fn is_being_killed(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = |name| status.lines().find_map(|line| line.strip_prefix(name));
+    ["SigPnd:", "ShdPnd:"].into_iter().any(|name| {
+        let mask = pending(name).map(str::trim).unwrap_or_default();
+        u64::from_str_radix(mask, 16).is_ok_and(|mask| mask & (1 << 8) != 0)
+    })
+}
+
+/// A machine under load lets a process wait that was sent SIGKILL. A while later
+/// it is dead, and nothing has survived.
+#[test]
+fn what_dies_late_is_no_survivor() {
+    let script = "if [ ! -e first ]; then
+            trap '' TERM; echo $$ > first.new; mv first.new first
+            while :; do sleep 0.05; done
+        fi
+        start; message; text here; done_as completed; cat";
+    let ade = Ade::new();
+    let host = ade_tests::hosts::shell(ade.root(), script);
+    let config = format!("{host}dispose_grace_ms = 100\nterm_to_kill_ms = 100\n");
+    let mut ade = ade.with_config(&config);
+    ade.serve();
+    let mut rpc = ade.rpc();
+    let lane = ade.lane("one");
+    let chat = ade.chat(&mut rpc, "scripted", &lane, json!({}));
+    ade.send(&mut rpc, &chat, "one");
+    wait_true("the first host runs", || lane.join("first").exists());
+    let first = std::fs::read_to_string(lane.join("first")).expect("its pid");
+    let first: i32 = first.trim().parse().expect("a pid");
+    let Some(freezer) = Freezer::freeze(first) else {
+        return;
+    };
+    let (mut other, session) = (ade.rpc(), chat.clone());
+    let stop = std::thread::spawn(move || other.call("chat.stop", json!({"sessionId": session})));
+    wait_true("it was sent SIGKILL", || is_being_killed(first));
+    let (turn, after) = ade.send(&mut rpc, &chat, "two");
+    // Longer than the worker's ladder.
+    let killed = Instant::now();
+    wait_true("it is not dead for a while", || {
+        killed.elapsed() > Duration::from_millis(1_500)
+    });
+    freezer.thaw();
+    rpc.subscribe(&chat, after);
+    let events = rpc.until_done(&turn);
+    assert_eq!(text_of(&events), "here", "{events:?}");
+    stop.join().expect("the answer to the stop");
+    assert!(of_type(&ade.transcript(&chat), "notice").is_empty());
+}

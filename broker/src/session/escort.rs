@@ -18,6 +18,7 @@ use ade_protocol::boot::WorkerTiming;
 use ade_protocol::{SessionId, WorkerId};
 use nix::sys::signal::Signal;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::cgroups;
@@ -35,6 +36,9 @@ const SHORT_SWEEP: Duration = Duration::from_millis(50);
 
 /// How often what survives SIGKILL is looked at when its worker is dead.
 const VIGIL_LOOK: Duration = Duration::from_secs(1);
+
+/// How often what is being killed is looked at before it counts as surviving.
+const DYING_LOOK: Duration = Duration::from_millis(50);
 
 /// Room for a loaded machine on top of the ladder's own bounds.
 const SLACK: Duration = Duration::from_secs(2);
@@ -96,6 +100,30 @@ enum Wait {
     Late,
 }
 
+/// What a look below a worker that should have ended says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Dying {
+    /// Everything below it survives SIGKILL.
+    Survives,
+    /// It was sent SIGKILL, and perhaps only had no processor to die on.
+    Perhaps,
+    /// It has died since the last look; now the worker can end.
+    Dead,
+    /// Nothing below it is being killed.
+    None,
+}
+
+/// `left`: everything that is below the worker is being killed. `seen`: so said
+/// the look before. `waited`: there was time enough to die.
+fn dying(left: bool, seen: bool, waited: bool) -> Dying {
+    match (left, seen) {
+        (true, _) if waited => Dying::Survives,
+        (true, _) => Dying::Perhaps,
+        (false, true) => Dying::Dead,
+        (false, false) => Dying::None,
+    }
+}
+
 /// Sees one worker off.
 pub(super) struct Escort {
     shared: Arc<Shared>,
@@ -119,8 +147,8 @@ pub(super) fn ladder(timing: WorkerTiming) -> Duration {
 pub(super) fn longest(timing: WorkerTiming) -> Duration {
     let ladder = timing.dispose_grace_ms + timing.eof_grace_ms + timing.term_to_kill_ms;
     // Once for the worker's own ladder, once more when it had to be told by
-    // SIGTERM, then the sweep.
-    2 * Duration::from_millis(ladder) + SLACK + STRAYS_BOUND
+    // SIGTERM, each with a look at what is dying; then the sweep.
+    2 * (Duration::from_millis(ladder) + sweep::DYING + SLACK) + STRAYS_BOUND
 }
 
 impl Escort {
@@ -263,11 +291,22 @@ impl Escort {
         if gone {
             return Wait::Gone;
         }
-        let survivors = self.stuck_below().await;
-        if survivors.is_empty() {
-            Wait::Late
-        } else {
-            Wait::Stuck(survivors)
+        let given_up = Instant::now() + sweep::DYING;
+        let mut seen_dying = false;
+        loop {
+            let survivors = self.stuck_below().await;
+            // A worker that says so has waited for it already.
+            let waited = told.is_cancelled() || Instant::now() >= given_up;
+            let pause = match dying(!survivors.is_empty(), seen_dying, waited) {
+                Dying::Survives => return Wait::Stuck(survivors),
+                Dying::None => return Wait::Late,
+                Dying::Dead => SLACK,
+                Dying::Perhaps => DYING_LOOK,
+            };
+            if self.gone_within(pause).await {
+                return Wait::Gone;
+            }
+            seen_dying = !survivors.is_empty();
         }
     }
 
@@ -326,6 +365,36 @@ pub(crate) fn free_lease(session_file: &Path) {
         Ok(_) | Err(ade_leases::lease::BreakError::Held { .. }) => {}
         Err(error) => {
             tracing::warn!(file = %session_file.display(), %error, "a dead lease was left");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Dying, dying};
+
+    /// Every look in a row, until the last one ends it.
+    fn looks(left: &[bool], waited: bool) -> Vec<Dying> {
+        let mut seen = false;
+        let look = |left: &bool| {
+            let said = dying(*left, seen, waited);
+            seen = *left;
+            said
+        };
+        left.iter().map(look).collect()
+    }
+
+    #[test]
+    fn what_is_killed_survives_only_when_it_had_time_to_die() {
+        use Dying::{Dead, None, Perhaps, Survives};
+        for (left, waited, expected) in [
+            (&[false][..], false, &[None][..]),
+            (&[false], true, &[None]),
+            (&[true], true, &[Survives]),
+            (&[true, true, true], false, &[Perhaps, Perhaps, Perhaps]),
+            (&[true, false, false], false, &[Perhaps, Dead, None]),
+        ] {
+            assert_eq!(looks(left, waited), expected, "{left:?} {waited}");
         }
     }
 }
