@@ -237,23 +237,26 @@ impl Actor {
         let ready = started.ready.clone();
         self.row.generation = started.generation;
         self.row.session_file = ready.session_file.clone().or(self.row.session_file.take());
-        if let (Some(old), Some(new)) = (&self.row.provider_session_id, &ready.session_id)
-            && old != new
-        {
+        let old = self.row.provider_session_id.take();
+        let changed =
+            (old.as_ref().zip(ready.session_id.as_ref())).is_some_and(|(old, new)| old != new);
+        if changed {
             // One that was replaced before it was told anything is not named.
-            self.replaced_agent.get_or_insert_with(|| old.clone());
+            if self.row.agent_told || self.row.replaced_agent.is_none() {
+                self.row.replaced_agent.clone_from(&old);
+            }
+            self.row.agent_told = false;
         }
-        self.row.provider_session_id = ready
-            .session_id
-            .clone()
-            .or(self.row.provider_session_id.take());
+        self.row.provider_session_id = ready.session_id.clone().or(old);
         if let Some(model) = &ready.current_model {
             self.row.model = Some(model.reference());
         }
         self.worker = Some(Worker::new(started));
         self.touch();
-        // It was started as a fresh agent, if that was to be: once.
-        self.row.flags.rotate &= known;
+        // It was started as a fresh agent, if that was to be: once. One that is not
+        // the agent that is known was started so by a broker that then died.
+        let as_asked = !known || changed;
+        self.row.flags.rotate &= !as_asked;
         let row = self.row.clone();
         self.store("note the session file", move |state| {
             let (file, id) = (
@@ -261,8 +264,12 @@ impl Actor {
                 row.provider_session_id.as_deref(),
             );
             state.atomically(|state| {
-                if !known {
+                if as_asked {
                     state.clear_rotate(&row.session_id)?;
+                }
+                if changed {
+                    let replaced = row.replaced_agent.as_deref();
+                    state.set_replaced_agent(&row.session_id, replaced)?;
                 }
                 state.set_session_file(&row.session_id, file, id)
             })

@@ -58,9 +58,6 @@ pub(super) struct Actor {
     pub(super) deferred: Vec<Command>,
     pub(super) last_status: Option<TurnStatus>,
     pub(super) last_error: Option<String>,
-    /// The provider's id of an agent that was replaced, until the next one is told
-    /// the chat.
-    pub(super) replaced_agent: Option<String>,
     /// Messages for a turn whose worker went away before it took them.
     pub(super) lifted: Vec<(String, Reply<Steered>)>,
     rx: mpsc::Receiver<Command>,
@@ -123,7 +120,6 @@ impl Actor {
             deferred: Vec::new(),
             last_status,
             last_error,
-            replaced_agent: None,
             lifted: Vec::new(),
             rx,
             transcript,

@@ -46,7 +46,7 @@ impl Actor {
         let path = self.shared.home.transcript(&self.row.session_id);
         let (next, bound) = (next.clone(), replay::bound(window));
         let agents = replay::Agents {
-            old: self.replaced_agent.take(),
+            old: self.row.replaced_agent.clone(),
             new: self.row.provider_session_id.clone(),
         };
         let told = tokio::task::spawn_blocking(move || replay::read(&path, &next, bound, &agents));
@@ -82,10 +82,14 @@ impl Actor {
         // On disk before it is sent: a new broker must never send it again, nor
         // end a run of it a second time.
         let armed = clock::monotonic_ms();
+        let untold = !std::mem::replace(&mut self.row.agent_told, true);
         let noted = self
             .store("note a send", move |state| {
                 state.atomically(|state| {
                     state.clear_force_expire(&session)?;
+                    if untold {
+                        state.set_agent_told(&session)?;
+                    }
                     state.update_turn(&session, &id, generation, sends, standing)?;
                     state.set_armed(&session, &id, armed)
                 })

@@ -91,10 +91,16 @@ impl Stand {
 
 impl Rig {
     async fn new() -> Self {
+        Self::with_config("").await
+    }
+
+    async fn with_config(text: &str) -> Self {
         let folder = TempDir::new().expect("a folder");
         let home = Home::at(folder.path().to_owned(), None).expect("a home");
         let home = home.prepare().expect("its folders");
-        let config = Arc::new(Config::default());
+        std::fs::write(home.config_file(), text).expect("config.toml");
+        let config = Config::load(&home, |_| None).expect("a config");
+        let config = Arc::new(config);
         let providers = Providers::new(home.clone(), Arc::clone(&config), BTreeMap::new(), &[]);
         let unused = Cgroups::unused("a test");
         let never = Some(PathBuf::from("/bin/false"));
@@ -325,6 +331,50 @@ async fn a_worker_that_is_taken_over_leaves_the_next_start_a_fresh_agent() {
     rig.starting();
     rig.actor.started(rig.actor.epoch, Ok(started)).await;
     assert!(!rig.actor.row.flags.rotate && !rig.flags_on_disk().await.rotate);
+}
+
+/// What the worker is told first of the chat, with a message for `turn`.
+async fn replay(rig: &mut Rig, turn: &str, worker: &mut BufReader<UnixStream>) -> String {
+    rig.actor.write_message(&turn.into(), "go on", None).await;
+    loop {
+        let frame = frame(worker, BOUND).await.expect("a frame");
+        if frame["type"] == "send" {
+            let replay = frame["recovery"]["replay"].as_str();
+            return replay.unwrap_or_default().to_owned();
+        }
+    }
+}
+
+/// A broker that dies before the worker got the message has noted it as sent.
+#[tokio::test]
+async fn a_fresh_agent_that_did_not_get_its_first_message_is_told_the_same_again() {
+    let mut rig = Rig::with_config("[providers.scripted]\nrecovery = \"replay\"\n").await;
+    let stand = Stand::run("exec sleep 600");
+    rig.actor.row.provider_session_id = Some("agent-1".into());
+    (rig.actor.row.agent_told, rig.actor.row.has_history) = (true, true);
+    let said = Event::UserMessage {
+        text: "hello".into(),
+        via: ade_protocol::event::Via::Send,
+    };
+    rig.actor.emit(Some(&"turn_0".into()), &said);
+    let (mut started, theirs) = rig.started(&stand, None);
+    started.ready.session_id = Some("agent-2".into());
+    rig.starting();
+    rig.actor.started(rig.actor.epoch, Ok(started)).await;
+    let mut theirs = BufReader::new(theirs);
+    let first = replay(&mut rig, "turn_1", &mut theirs).await;
+    assert!(
+        first.contains("(agent-1)") && first.contains("(agent-2)"),
+        "{first}"
+    );
+    let row = rig.shared.state.run(|state| state.session(&SESSION.into()));
+    let row = row.await.expect("read").expect("a row");
+    assert!(row.agent_told && row.replaced_agent.as_deref() == Some("agent-1"));
+    rig.actor.row = SessionRow {
+        has_history: true,
+        ..row
+    };
+    assert_eq!(replay(&mut rig, "turn_1", &mut theirs).await, first);
 }
 
 #[tokio::test(start_paused = true)]

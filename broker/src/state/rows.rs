@@ -36,6 +36,11 @@ pub struct SessionRow {
     pub session_file: Option<String>,
     /// The provider's id of the session, once known.
     pub provider_session_id: Option<String>,
+    /// The provider's id of the agent that the present one stands in for: the last
+    /// one before it that was told anything.
+    pub replaced_agent: Option<String>,
+    /// The present agent was told something, or was about to be.
+    pub agent_told: bool,
     /// The session file must exist, because something was said in it. A worker
     /// must then resume it and never begin afresh.
     pub has_history: bool,
@@ -76,6 +81,8 @@ impl SessionRow {
             first_event_ms: create.first_event_ms,
             session_file: create.session_file.clone(),
             provider_session_id: None,
+            replaced_agent: None,
+            agent_told: false,
             has_history: create.session_file.is_some(),
             generation: Generation(0),
             flags: Flags::default(),

@@ -83,6 +83,10 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE turns ADD COLUMN after_sequence INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE queue ADD COLUMN after_sequence INTEGER NOT NULL DEFAULT 0;
 ",
+    "
+    ALTER TABLE sessions ADD COLUMN replaced_agent TEXT;
+    ALTER TABLE sessions ADD COLUMN agent_told INTEGER NOT NULL DEFAULT 1;
+",
 ];
 
 fn known() -> i64 {

@@ -9,7 +9,8 @@ use super::{Flags, RowFault, SessionRow, State, StateError, failed};
 
 const COLUMNS: &str = "session_id, provider, lane, model, thinking, permission, title, agent_dir,
     first_event_ms, session_file, provider_session_id, has_history, generation, rotate,
-    force_expire, failed_reason, last_status, last_error, created_at, policy";
+    force_expire, failed_reason, last_status, last_error, created_at, policy, replaced_agent,
+    agent_told";
 
 fn session_row(row: &Row<'_>) -> Result<SessionRow, RowFault> {
     let id: String = row.get(0)?;
@@ -38,6 +39,8 @@ fn session_row(row: &Row<'_>) -> Result<SessionRow, RowFault> {
         last_error: row.get(17)?,
         created_at: row.get(18)?,
         policy: unsigned(row.get(19)?),
+        replaced_agent: row.get(20)?,
+        agent_told: row.get(21)?,
     })
 }
 
@@ -50,7 +53,7 @@ impl State {
         let sql = format!(
             "INSERT INTO sessions ({COLUMNS}) VALUES
              (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19,
-              ?20)"
+              ?20, ?21, ?22)"
         );
         let values = params![
             row.session_id.as_str(),
@@ -73,6 +76,8 @@ impl State {
             row.last_error,
             row.created_at,
             signed(row.policy),
+            row.replaced_agent,
+            row.agent_told,
         ];
         self.execute("write a session", &sql, values).map(drop)
     }
@@ -190,6 +195,29 @@ impl State {
             set,
             &[&file, &provider_session_id],
         )
+    }
+
+    /// Remembers which agent the present one stands in for. Nobody has told that one
+    /// anything yet.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn set_replaced_agent(
+        &self,
+        session: &SessionId,
+        replaced: Option<&str>,
+    ) -> Result<(), StateError> {
+        let set = "replaced_agent = ?2, agent_told = 0";
+        self.update_session("note the replaced agent", session, set, &[&replaced])
+    }
+
+    /// Remembers that the present agent is about to be told something.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn set_agent_told(&self, session: &SessionId) -> Result<(), StateError> {
+        let set = "agent_told = 1";
+        self.update_session("note that an agent is told", session, set, &[])
     }
 
     /// Remembers that something was said in the session file.

@@ -66,6 +66,8 @@ fn a_queue_of_an_older_schema_has_no_steers_and_new_ones_are_kept() {
                ALTER TABLE queue DROP COLUMN steers;
                ALTER TABLE queue DROP COLUMN after_sequence;
                ALTER TABLE turns DROP COLUMN after_sequence;
+               ALTER TABLE sessions DROP COLUMN replaced_agent;
+               ALTER TABLE sessions DROP COLUMN agent_told;
                INSERT INTO queue (session_id, turn_id, prompt, queued_at)
                VALUES ('s', 't1', 'prompt t1', 't');
                PRAGMA user_version = 3;";
@@ -85,6 +87,9 @@ fn a_queue_of_an_older_schema_has_no_steers_and_new_ones_are_kept() {
     };
     let rows = [steer("t3"), old, steer("t2")];
     assert_eq!(state.queue(&"s".into()).unwrap(), rows);
+    let row = state.session(&"s".into()).unwrap().unwrap();
+    // Of an agent that is there already nobody knows better.
+    assert!(row.agent_told && row.replaced_agent.is_none());
 }
 
 #[test]
