@@ -9,11 +9,10 @@
 
 use std::io;
 
+use ade_leases::process::OWN_DESCRIPTORS;
 use ade_protocol::exit;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-
-use crate::platform::DESCRIPTORS;
 
 /// Descriptors that are kept free for what cannot be refused: the log, the
 /// database, a client that wants to know what is wrong.
@@ -70,7 +69,9 @@ pub fn raise_nofile() -> io::Result<(u64, u64)> {
 /// The list of descriptors cannot be read.
 pub fn fd_usage() -> io::Result<(u64, u64)> {
     // One of them is the listing's own.
-    let open = std::fs::read_dir(DESCRIPTORS)?.count().saturating_sub(1);
+    let open = std::fs::read_dir(OWN_DESCRIPTORS)?
+        .count()
+        .saturating_sub(1);
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok((open as u64, soft))
 }

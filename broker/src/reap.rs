@@ -33,8 +33,6 @@ use nix::sys::signal::Signal;
 use rustix::process::{WaitId, WaitIdOptions, WaitOptions, WaitStatus, wait, waitid, waitpid};
 use tokio::sync::watch;
 
-use crate::platform;
-
 /// With no child left, the first process of a container looks for orphans that
 /// came from elsewhere so often. Any other process sleeps until it has a child.
 const FIRST_PROCESS_LOOKS: Duration = Duration::from_secs(1);
@@ -117,7 +115,7 @@ pub fn start() -> io::Result<()> {
     let inherited = process::children(Pid::own(), &process::table()?);
     let inherited = register.strangers_among(&inherited);
     register.of_anybody = is_first_process() || !inherited.is_empty();
-    platform::become_subreaper()?;
+    process::become_subreaper()?;
     std::thread::Builder::new()
         .name("reaper".into())
         .spawn(reap_for_ever)?;

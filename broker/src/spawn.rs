@@ -39,7 +39,7 @@ use crate::home::Home;
 use crate::journal::{self, Entry};
 use crate::limits::{self, LimitError};
 use crate::providers::LaunchSpec;
-use crate::{clock, files, platform, reap};
+use crate::{clock, files, reap};
 
 pub use crate::reap::Exit;
 
@@ -188,7 +188,7 @@ impl Spawner {
         cgroups: Cgroups,
     ) -> Result<Self, SpawnError> {
         reap::start().map_err(SpawnError::Reaper)?;
-        let executable = executable.map_or_else(platform::own_executable, Ok);
+        let executable = executable.map_or_else(process::own_program, Ok);
         let executable = executable.map_err(|source| SpawnError::Execute {
             executable: PathBuf::from(WORKER_ARGV0),
             source,

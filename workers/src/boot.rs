@@ -4,11 +4,10 @@
 use std::io::{self, BufRead};
 use std::os::fd::RawFd;
 
+use ade_leases::process;
 use ade_protocol::PROTOCOL_VERSION;
 use ade_protocol::boot::WorkerBoot;
 use nix::errno::Errno;
-
-use crate::platform;
 
 /// Longest boot line, in bytes. The largest part of it is a few paths.
 const MAX_BOOT_LINE: u64 = 256 * 1024;
@@ -51,8 +50,7 @@ pub(crate) fn begin() -> Result<WorkerBoot, BootError> {
         Ok(_) | Err(Errno::EPERM) => {}
         Err(errno) => return Err(system("begin a session")(errno.into())),
     }
-    platform::become_subreaper()
-        .map_err(system("become the subreaper of the agent's processes"))?;
+    process::become_subreaper().map_err(system("become the subreaper of the agent's processes"))?;
     Ok(boot)
 }
 
@@ -85,7 +83,7 @@ fn detach_stdin() -> io::Result<()> {
 /// Closes what the parent leaked, so that no pipe of another session can be
 /// held open from here. Runs before this process has opened anything itself.
 fn close_strays() -> io::Result<()> {
-    let listed: Vec<RawFd> = std::fs::read_dir(platform::OWN_DESCRIPTORS)?
+    let listed: Vec<RawFd> = std::fs::read_dir(process::OWN_DESCRIPTORS)?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|fd: &RawFd| *fd > 2)
         .collect();

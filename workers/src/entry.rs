@@ -7,11 +7,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use ade_leases::process;
 use ade_protocol::boot::{MARK_ENV, SCRIPTED_HOST_ARG};
 
 use crate::boot;
 use crate::env::PARENT_ENV;
-use crate::platform;
 use crate::providers::scripted;
 use crate::session::{Session, Signals};
 use crate::tree;
@@ -135,7 +135,7 @@ pub fn host_main() -> ExitCode {
 /// Asks for the parent-death signal, then looks whether the parent died before
 /// it was asked for.
 fn follow_parent() -> std::io::Result<()> {
-    platform::die_with_parent()?;
+    process::die_with_parent()?;
     let parent = std::env::var(PARENT_ENV)
         .ok()
         .and_then(|pid| pid.parse().ok());

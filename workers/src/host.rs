@@ -21,7 +21,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use ade_leases::process::cgroup::Cgroup;
-use ade_leases::process::{Pid, ProcessIdentity, Sent, Signal, Target, signal};
+use ade_leases::process::{self, Pid, ProcessIdentity, Sent, Signal, Target, signal};
 use ade_protocol::boot::{HOST_ARGV0, HostCommand, SCRIPTED_HOST_ARG};
 use ade_protocol::codec::{Line, LineCodec};
 use ade_protocol::frame::Init;
@@ -35,7 +35,6 @@ use tokio_util::codec::Decoder;
 
 use crate::env;
 use crate::net::Joining;
-use crate::platform;
 use crate::tail::Tail;
 
 /// Bytes queued for the host's standard input. Past it a request is refused.
@@ -134,7 +133,7 @@ impl Host {
             program: program.clone(),
             source,
         };
-        let mut start = Command::new(platform::own_program().map_err(failed)?);
+        let mut start = Command::new(process::own_program().map_err(failed)?);
         start.arg0(HOST_ARGV0);
         match command {
             HostCommand::Scripted => start.arg(SCRIPTED_HOST_ARG),

@@ -1,8 +1,5 @@
 //! Linux.
 
-use std::io;
-use std::path::PathBuf;
-
 use interprocess::local_socket::ListenerOptions;
 use interprocess::os::unix::local_socket::ListenerOptionsExt;
 use nix::time::ClockId;
@@ -19,14 +16,6 @@ pub(crate) fn socket_mode(options: ListenerOptions<'_>, mode: u32) -> ListenerOp
 /// The clock that neither jumps nor goes on while the machine is suspended.
 pub(crate) const STEADY_CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
 
-/// The running executable, also after the file was replaced or removed.
-pub(crate) fn own_executable() -> io::Result<PathBuf> {
-    Ok(PathBuf::from("/proc/self/exe"))
-}
-
-/// Where this process sees its own open descriptors.
-pub(crate) const DESCRIPTORS: &str = "/proc/self/fd";
-
 /// Who holds the lock (`flock`) on the file with this inode, by the kernel's
 /// list: for a sentence to people, since it says nothing of the file system.
 pub(crate) fn flock_holder(inode: u64) -> Option<i32> {
@@ -40,11 +29,6 @@ pub(crate) fn flock_holder(inode: u64) -> Option<i32> {
             .then(|| pid.parse().ok())
             .flatten()
     })
-}
-
-/// Makes this process the one that orphans below it come to.
-pub(crate) fn become_subreaper() -> io::Result<()> {
-    nix::sys::prctl::set_child_subreaper(true).map_err(io::Error::from)
 }
 
 /// Whether the environment that a process was started with holds a variable of

@@ -1,8 +1,5 @@
 //! macOS. **Untested**: written with care, run by nobody yet.
 
-use std::io;
-use std::path::PathBuf;
-
 use interprocess::local_socket::ListenerOptions;
 use nix::time::ClockId;
 
@@ -19,23 +16,9 @@ pub(crate) fn socket_mode(options: ListenerOptions<'_>, _mode: u32) -> ListenerO
 /// `CLOCK_MONOTONIC` goes on here.
 pub(crate) const STEADY_CLOCK: ClockId = ClockId::from_raw(nix::libc::CLOCK_UPTIME_RAW);
 
-/// The file of the running executable.
-pub(crate) fn own_executable() -> io::Result<PathBuf> {
-    std::env::current_exe()
-}
-
-/// Where this process sees its own open descriptors.
-pub(crate) const DESCRIPTORS: &str = "/dev/fd";
-
 /// This system does not tell who holds a lock.
 pub(crate) fn flock_holder(_inode: u64) -> Option<i32> {
     None
-}
-
-/// There is no subreaper here: orphans go to launchd, and only their mark
-/// finds them again.
-pub(crate) fn become_subreaper() -> io::Result<()> {
-    Ok(())
 }
 
 /// Whether the environment that a process was started with holds a variable of

@@ -1,12 +1,15 @@
-//! The process table of Linux: `/proc`.
+//! Linux: the process table of `/proc`, and what a process asks for itself.
 
 use super::identity::{Liveness, Pid, ProcessIdentity};
 use super::tree::ProcessEntry;
 use jiff::Timestamp;
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
 use rustix::process::{PidfdFlags, pidfd_open};
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 /// What one look at a pid shows.
@@ -21,6 +24,20 @@ pub(crate) enum Look {
     },
     /// Something has this pid, or may have it, and we are not shown what.
     Unreadable,
+}
+
+pub(super) const OWN_DESCRIPTORS: &str = "/proc/self/fd";
+
+pub(super) fn own_program() -> io::Result<PathBuf> {
+    Ok("/proc/self/exe".into())
+}
+
+pub(super) fn become_subreaper() -> io::Result<()> {
+    prctl::set_child_subreaper(true).map_err(io::Error::from)
+}
+
+pub(super) fn die_with_parent() -> io::Result<()> {
+    prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from)
 }
 
 pub(super) fn boot_id() -> io::Result<String> {

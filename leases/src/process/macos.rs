@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use nix::sys::signal::{Signal, kill};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::process::Command;
 use sysinfo::{
     Pid as SysPid, Process, ProcessRefreshKind, ProcessStatus, ProcessesToUpdate, System,
@@ -24,6 +25,20 @@ pub(crate) enum Look {
     Zombie { start_ticks: Option<u64> },
     Running { start_ticks: Option<u64> },
     Unreadable,
+}
+
+pub(super) const OWN_DESCRIPTORS: &str = "/dev/fd";
+
+pub(super) fn own_program() -> io::Result<PathBuf> {
+    std::env::current_exe()
+}
+
+pub(super) fn become_subreaper() -> io::Result<()> {
+    Ok(())
+}
+
+pub(super) fn die_with_parent() -> io::Result<()> {
+    Ok(())
 }
 
 pub(super) fn boot_id() -> io::Result<String> {

@@ -1,5 +1,5 @@
-//! Processes: who one is, whether it still lives, what it started, and the one
-//! place that sends signals.
+//! Processes: who one is, whether it still lives, what it started, the one place
+//! that sends signals, and what a process asks of the kernel for itself.
 //!
 //! A pid alone names nothing: the kernel gives it to somebody else as soon as
 //! its process has been reaped. A [`ProcessIdentity`] is the pid together with
@@ -29,10 +29,12 @@ use macos as platform;
 
 pub mod cgroup;
 mod identity;
+mod own;
 mod signals;
 mod tree;
 
 pub use identity::{DeadProof, Liveness, Pid, ProcessIdentity, UnknownWhy};
+pub use own::{OWN_DESCRIPTORS, become_subreaper, die_with_parent, own_program};
 pub use signals::{Sent, Signal, SignalError, Target, signal};
 pub use tree::{
     ProcessEntry, children, descendants, is_being_killed, marked, offspring, rows_of, table,

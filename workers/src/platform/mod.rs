@@ -1,5 +1,5 @@
-//! What the kernel does for a worker, per system. The modules beside this one
-//! have the same functions.
+//! How a worker learns of the end of its children, per system. The modules
+//! beside this one have the same functions.
 
 #[cfg(target_os = "linux")]
 mod linux;

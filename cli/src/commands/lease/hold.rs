@@ -18,7 +18,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use ade_leases::lease::{AcquireError, Lease, Released, Request, Standing, Watch, acquire};
-use ade_leases::process::Signal;
+use ade_leases::process::{self, Signal};
 use ade_protocol::exit;
 use serde_json::json;
 use tokio::io::unix::AsyncFd;
@@ -250,9 +250,9 @@ async fn around(
     mut eye: Eye,
     mut signals: Signals,
 ) -> Result<(), CommandError> {
-    // Where the system has no such thing, what leaves the command's tree is
-    // not found any more.
-    let _ = tree::become_subreaper();
+    // Orphans of the command come to us instead of to the first process, so that
+    // they are found. Where that can't be had they are not.
+    let _ = process::become_subreaper();
     let mut child = match start(arguments, context.out.json()) {
         Ok(child) => child,
         Err(error) => {
@@ -351,7 +351,7 @@ pub(in crate::commands) fn follow(
     let Some((program, arguments)) = command.split_first() else {
         return Err(CommandError::usage("there is no command"));
     };
-    tree::die_with_parent()
+    process::die_with_parent()
         .map_err(|e| CommandError::failed("the command cannot be bound to us").because(e))?;
     // It may have ended before that was asked for.
     if nix::unistd::getppid().as_raw() != parent {

@@ -20,31 +20,6 @@ const KILL_GRACE: Duration = Duration::from_secs(3);
 /// Pause between two looks.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Orphans of the command come to us instead of to the first process, so that
-/// they are found.
-#[cfg(target_os = "linux")]
-pub(super) fn become_subreaper() -> io::Result<()> {
-    nix::sys::prctl::set_child_subreaper(true).map_err(io::Error::from)
-}
-
-/// macOS has no such thing. **Untested.**
-#[cfg(target_os = "macos")]
-pub(super) fn become_subreaper() -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// The kernel kills this process when the one that started it ends.
-#[cfg(target_os = "linux")]
-pub(super) fn die_with_parent() -> io::Result<()> {
-    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from)
-}
-
-/// macOS has no such thing. **Untested.**
-#[cfg(target_os = "macos")]
-pub(super) fn die_with_parent() -> io::Result<()> {
-    Ok(())
-}
-
 /// Sends a signal to the command.
 pub(super) fn pass_on(child: &Child, signal: Signal) {
     let pid = child.id().and_then(|pid| Pid::new(i64::from(pid)));

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ade_leases::process;
 use ade_protocol::boot::HOST_ARGV0;
 use ade_protocol::card::{CardKind, CardOption, CardOrigin, CardPayload, Permission};
 use ade_protocol::event::{Event, NoticeLevel};
@@ -19,7 +20,6 @@ use serde_json::{Value, json};
 
 use super::script::{Step, parse};
 use super::{Flow, Host, Running, Stop};
-use crate::platform;
 
 /// First argument that makes an `ade-host` start a sleeping orphan and end.
 pub(crate) const ORPHAN_ARG: &str = "--scripted-orphan";
@@ -527,7 +527,7 @@ fn new_id(kind: &str) -> String {
 fn start_orphan(seconds: u64) -> io::Result<String> {
     use std::os::unix::process::CommandExt;
     let frames = io::stdout().as_fd().try_clone_to_owned()?;
-    let output = Command::new(platform::own_program()?)
+    let output = Command::new(process::own_program()?)
         .arg0(HOST_ARGV0)
         .args([ORPHAN_ARG, &seconds.to_string()])
         .stdin(Stdio::from(frames))
