@@ -5,18 +5,14 @@
 //! chat; so it must not start there. A broker of another home may: it belongs to
 //! that chat.
 
-use std::collections::HashMap;
 use std::io;
 
 use ade_leases::process::cgroup::Cgroup;
-use ade_leases::process::{Pid, ProcessEntry, table};
+use ade_leases::process::{Pid, ProcessEntry, ancestors, table};
 use ade_protocol::boot::MARK_ENV;
 
 use crate::home::Home;
 use crate::journal::{self, Entry};
-
-/// A table that changed while it was read may have a circle.
-const MAX_DEPTH: usize = 256;
 
 /// The worker that this process lives below: by its parents, by the cgroup that
 /// it cannot leave, or by the mark in its environment.
@@ -42,20 +38,13 @@ pub fn worker_above(home: &Home) -> io::Result<Option<Entry>> {
 
 /// The first of the processes above `own` that is one of these workers.
 fn by_parents<'a>(own: Pid, table: &[ProcessEntry], entries: &'a [Entry]) -> Option<&'a Entry> {
-    let rows: HashMap<i32, &ProcessEntry> = table.iter().map(|row| (row.pid.get(), row)).collect();
-    let mut current = rows.get(&own.get());
-    for _ in 0..MAX_DEPTH {
-        let row = rows.get(&current?.ppid)?;
-        let identity = row.identity().ok();
-        let worker = entries
-            .iter()
-            .find(|entry| entry.identity.is_some() && entry.identity == identity);
-        if worker.is_some() {
-            return worker;
-        }
-        current = Some(row);
-    }
-    None
+    let above = ancestors(own.get(), table).pids;
+    above.into_iter().find_map(|pid| {
+        let row = table.iter().find(|row| row.pid.get() == pid)?;
+        let identity = row.identity().ok()?;
+        let is = |entry: &&Entry| entry.identity.as_ref() == Some(&identity);
+        entries.iter().find(is)
+    })
 }
 
 #[cfg(test)]

@@ -9,8 +9,9 @@
 //! What this module does not do: look at what a chat is told. Whoever may send
 //! may send anything.
 
-use std::collections::HashMap;
+use std::iter;
 
+use ade_leases::process::{self, Pid};
 use ade_protocol::action::{PermissionMode, Role, name};
 use ade_protocol::boot::MARK_ENV;
 use ade_protocol::rpc::RpcError;
@@ -146,29 +147,23 @@ pub fn of(manager: &Manager, peer: Peer) -> Standing {
 }
 
 fn above(manager: &Manager, pid: i32) -> Above {
-    let Ok(table) = ade_leases::process::table() else {
+    let Ok(table) = process::table() else {
         return Above::Unknown;
     };
-    let parents: HashMap<i32, i32> = table
-        .iter()
-        .map(|entry| (entry.pid.get(), entry.ppid))
-        .collect();
     let workers = manager.shared().registry.processes();
-    // We are the subreaper of what workers leave: our own tree is theirs too.
-    let ours = i32::try_from(std::process::id()).ok();
-    let mut current = pid;
-    // The bound guards against a table that changed while it was read.
-    for _ in 0..256 {
-        if let Some(chat) = workers.get(&current) {
+    let above = process::ancestors(pid, &table);
+    for pid in iter::once(pid).chain(above.pids) {
+        if let Some(chat) = workers.get(&pid) {
             return Above::Worker(chat.clone());
         }
-        if ours == Some(current) {
+        // We are the subreaper of what workers leave: our own tree is theirs too.
+        if pid == Pid::own().get() {
             return Above::Broker;
         }
-        match parents.get(&current) {
-            Some(parent) if *parent > 0 => current = *parent,
-            _ => return Above::Nobody,
-        }
     }
-    Above::Unknown
+    if above.circular {
+        Above::Unknown
+    } else {
+        Above::Nobody
+    }
 }

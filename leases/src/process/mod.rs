@@ -37,7 +37,8 @@ pub use identity::{DeadProof, Liveness, Pid, ProcessIdentity, UnknownWhy};
 pub use own::{OWN_DESCRIPTORS, become_subreaper, die_with_parent, own_program};
 pub use signals::{Sent, Signal, SignalError, Target, signal};
 pub use tree::{
-    ProcessEntry, children, descendants, is_being_killed, marked, offspring, rows_of, table,
+    Ancestors, ProcessEntry, ancestors, children, descendants, is_being_killed, marked, offspring,
+    rows_of, table,
 };
 
 pub(crate) use identity::here;

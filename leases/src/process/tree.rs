@@ -3,7 +3,7 @@
 
 use super::identity::{Pid, ProcessIdentity};
 use super::platform;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 
 /// One row of the process table.
@@ -59,6 +59,39 @@ pub fn children(of: Pid, table: &[ProcessEntry]) -> Vec<ProcessEntry> {
         .filter(|entry| entry.ppid == of.get())
         .cloned()
         .collect()
+}
+
+/// The pids above a process, itself excluded, the nearest one first. The last
+/// one may have no row: a process can end while the table is read. Numbers, since
+/// the first process, which is no [`Pid`], may be asked for and among them.
+#[must_use]
+pub fn ancestors(of: i32, table: &[ProcessEntry]) -> Ancestors {
+    let parents: HashMap<i32, i32> = table
+        .iter()
+        .map(|entry| (entry.pid.get(), entry.ppid))
+        .collect();
+    let mut found = Ancestors::default();
+    let mut current = of;
+    // 0 is no process.
+    while let Some(parent) = parents.get(&current).filter(|parent| **parent > 0) {
+        if *parent == of || found.pids.contains(parent) {
+            found.circular = true;
+            break;
+        }
+        found.pids.push(*parent);
+        current = *parent;
+    }
+    found
+}
+
+/// What [`ancestors`] has found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Ancestors {
+    /// The pids, the nearest one first.
+    pub pids: Vec<i32>,
+    /// Whether the table, which changed while it was read, goes round in a
+    /// circle above the last one: what is above it then is not known.
+    pub circular: bool,
 }
 
 /// Everything below a process, itself excluded, in the table's order: the
@@ -181,6 +214,27 @@ mod tests {
         let root = Pid::new(10).expect("a pid");
         assert_eq!(pids(&descendants(root, &table)), [40, 20, 30]);
         assert_eq!(pids(&children(root, &table)), [20]);
+    }
+
+    #[test]
+    fn ancestors_end_at_the_first_process_at_a_gap_and_at_a_circle() {
+        let of = |of, table: &[ProcessEntry]| {
+            let found = ancestors(of, table);
+            (found.pids, found.circular)
+        };
+        let table = [
+            row(30, 20, 1, 1),
+            row(20, 1, 1, 1),
+            row(50, 40, 1, 1),
+            row(60, 0, 1, 1),
+        ];
+        assert_eq!(of(30, &table), (vec![20, 1], false));
+        assert_eq!(of(60, &table), (vec![], false), "of another namespace");
+        assert_eq!(of(50, &table), (vec![40], false), "40 has no row");
+        assert_eq!(of(99, &table), (vec![], false));
+        let circle = [row(30, 20, 1, 1), row(20, 10, 1, 1), row(10, 20, 1, 1)];
+        assert_eq!(of(30, &circle), (vec![20, 10], true));
+        assert_eq!(of(20, &circle), (vec![10], true), "itself is not above");
     }
 
     #[test]
