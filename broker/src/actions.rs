@@ -159,13 +159,14 @@ pub async fn call(
             about.stop.cancel();
             answer(&Nothing {})
         }
-        _ => chat(manager, action, arguments).await,
+        _ => chat(manager, caller, action, arguments).await,
     }
 }
 
 /// The actions that a session's actor carries out.
 async fn chat(
     manager: &Manager,
+    caller: &Caller,
     action: &str,
     arguments: Value,
 ) -> Result<Box<RawValue>, RpcError> {
@@ -247,13 +248,14 @@ async fn chat(
             ask(manager, &session_id, Ask::Compact(instructions)).await?;
             answer(&Nothing {})
         }
-        _ => queue(manager, action, arguments).await,
+        _ => queue(manager, caller, action, arguments).await,
     }
 }
 
 /// The actions about messages that wait, and about going before them.
 async fn queue(
     manager: &Manager,
+    caller: &Caller,
     action: &str,
     arguments: Value,
 ) -> Result<Box<RawValue>, RpcError> {
@@ -291,7 +293,9 @@ async fn queue(
                 session_id,
                 turn_id,
             } = arguments_of(arguments)?;
-            (session_id, QueueAsk::Cancel(turn_id))
+            let by = caller.name.clone();
+            let turn = turn_id;
+            (session_id, QueueAsk::Cancel { turn, by })
         }
         name::CHAT_QUEUE_RECOVER => {
             let ChatRef { session_id } = arguments_of(arguments)?;

@@ -16,7 +16,7 @@ use crate::session::Owed;
 use crate::state::{CardRow, QueuedRow, Settled, State, StateError, StateHandle, TurnRow};
 use crate::takeover::Takeover;
 use crate::transcript::{Transcript, TranscriptError};
-use crate::turn::{Again, DROPPED_BY_RECOVERY, ENDED_BY_USER};
+use crate::turn::{Again, ENDED_BY_USER, dropped_by_recovery};
 
 /// Why leftovers could not be closed.
 #[derive(Debug, thiserror::Error)]
@@ -254,7 +254,7 @@ impl Closing<'_> {
             let status = TurnStatus::Interrupted;
             let notice = Event::Notice {
                 level: NoticeLevel::Warn,
-                message: DROPPED_BY_RECOVERY.to_owned(),
+                message: dropped_by_recovery(&row.prompt),
             };
             let end = Owed {
                 turn: row.turn_id,

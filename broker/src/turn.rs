@@ -67,7 +67,7 @@ use ade_protocol::{Generation, TurnId};
 
 pub use again::{ENDED_BY_USER, SENT};
 pub use machine::Machine;
-pub(crate) use texts::DROPPED_BY_RECOVERY;
+pub(crate) use texts::dropped_by_recovery;
 
 /// Time since any fixed moment, on a clock that does not jump.
 pub type Mono = Duration;
@@ -251,7 +251,12 @@ pub enum Input {
         prompt: String,
     },
     /// A message that waits is not wanted any more.
-    CancelQueued(TurnId),
+    CancelQueued {
+        /// The message.
+        turn: TurnId,
+        /// Who says so, for people.
+        by: String,
+    },
     /// The messages that an interrupt cleared are wanted after all.
     RecoverQueue,
     /// The user ends the running turn.
@@ -389,8 +394,8 @@ pub enum Effect {
     Drop {
         /// The turn that it would have been.
         turn: TurnId,
-        /// Why, where the user did not ask for it.
-        notice: Option<String>,
+        /// What the user is told of it: why, by what, and what it said.
+        notice: String,
     },
     /// The turn has ended: write its terminal event and take it off the disk, also
     /// when it only waited.

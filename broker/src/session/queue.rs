@@ -23,7 +23,11 @@ pub(crate) enum QueueAsk {
     /// Another text.
     Edit { turn: TurnId, prompt: String },
     /// A message is not wanted any more.
-    Cancel(TurnId),
+    Cancel {
+        turn: TurnId,
+        /// Who says so, for people.
+        by: String,
+    },
     /// What was cleared is wanted after all.
     Recover,
 }
@@ -108,9 +112,9 @@ impl Actor {
                 self.must_wait(&turn)?;
                 self.input(Input::EditQueued { turn, prompt }).await;
             }
-            QueueAsk::Cancel(turn) => {
+            QueueAsk::Cancel { turn, by } => {
                 self.must_wait(&turn)?;
-                self.input(Input::CancelQueued(turn)).await;
+                self.input(Input::CancelQueued { turn, by }).await;
             }
             QueueAsk::Recover => {
                 if self.machine.recoverable() == 0 {
@@ -296,11 +300,10 @@ impl Actor {
     }
 
     /// A message ends that never was a turn.
-    pub(super) async fn row_dropped(&mut self, turn: TurnId, notice: Option<String>) {
-        if let Some(message) = notice {
-            let level = NoticeLevel::Warn;
-            self.emit(Some(&turn), &Event::Notice { level, message });
-        }
+    pub(super) async fn row_dropped(&mut self, turn: TurnId, message: String) {
+        let level = NoticeLevel::Warn;
+        let notice = Event::Notice { level, message };
+        self.emit(Some(&turn), &notice);
         // It was no turn: how the last one ended stays as it is.
         let (status, error) = (self.last_status, self.last_error.clone());
         self.finish(&turn, TurnStatus::Interrupted, None, None, None)

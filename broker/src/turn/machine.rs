@@ -167,7 +167,7 @@ impl Machine {
                 self.interrupt(turn, prompt, mode, now, &mut out);
             }
             Input::EditQueued { turn, prompt } => self.edit(turn, prompt, &mut out),
-            Input::CancelQueued(turn) => self.cancel(&turn, &mut out),
+            Input::CancelQueued { turn, by } => self.cancel(&turn, &by, &mut out),
             Input::RecoverQueue => self.recover_queue(now, &mut out),
             Input::Abort => self.abort(now, &mut out),
             Input::Stop => self.stop(now, &mut out),
@@ -277,7 +277,7 @@ impl Machine {
     pub(super) fn stop(&mut self, now: Mono, out: &mut Vec<Effect>) {
         self.drop_cleared(out);
         let rows = std::mem::take(&mut self.queue);
-        out.extend(rows.into_iter().map(|row| dropped(row.turn, None)));
+        out.extend(rows.into_iter().map(|row| dropped(row, texts::STOPPED)));
         self.held = false;
         // In this order: a host that hears the denial first would go on.
         out.push(Effect::Dispose);

@@ -6,7 +6,7 @@ use ade_protocol::{Generation, TurnId};
 
 use super::heard::Quiet;
 use super::machine::{Machine, Running};
-use super::{Adopted, Again, Effect, Failure, Legacy, Mono, Rules, State};
+use super::{Adopted, Again, Effect, Failure, Legacy, Mono, Rules, State, texts};
 
 impl Legacy {
     /// Whether the worker that the message went to was about to be replaced.
@@ -192,20 +192,18 @@ impl Machine {
         out.push(Effect::Withdraw(Withdrawal::TurnEnded));
         self.evict(out);
         self.drop_cleared(out);
-        let running = self.running.take().map(|running| running.id);
-        let queued: Vec<TurnId> = self.queue.drain(..).map(|row| row.turn).collect();
-        out.extend(
-            running
-                .into_iter()
-                .chain(queued)
-                .map(|turn| Effect::Finish {
-                    turn,
-                    status: TurnStatus::Failed,
-                    stop_reason: None,
-                    usage: None,
-                    failure: Some(failure.clone()),
-                }),
-        );
+        let running = self.running.take();
+        let running = running.map(|running| (running.id, failure.clone()));
+        let queued = self.queue.drain(..);
+        let queued = queued.map(|row| (row.turn, texts::unrecorded(failure, &row.prompt)));
+        let ends = running.into_iter().chain(queued);
+        out.extend(ends.map(|(turn, failure)| Effect::Finish {
+            turn,
+            status: TurnStatus::Failed,
+            stop_reason: None,
+            usage: None,
+            failure: Some(failure),
+        }));
         self.quiet = Quiet::Off;
         self.held = false;
         self.legacy = None;

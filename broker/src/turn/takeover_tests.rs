@@ -202,7 +202,8 @@ fn left_in_recovery(noted: bool, resumable: bool) -> Rig {
 #[test]
 fn a_steer_that_another_broker_left_belongs_to_its_turn_still() {
     let dropped = |rig: &Rig| {
-        let told = |effect: &&Effect| matches!(effect, Effect::Drop { turn, notice: Some(_) } if *turn == id("s"));
+        let told =
+            |effect: &&Effect| matches!(effect, Effect::Drop { turn, .. } if *turn == id("s"));
         rig.effects.iter().filter(told).count()
     };
     type Step = fn(&mut Rig);

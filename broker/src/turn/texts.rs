@@ -123,8 +123,55 @@ pub(super) fn not_replaced(first: Option<&Failure>, failure: Failure) -> Failure
     Failure { message, ..failure }
 }
 
+/// Characters of a message that is not sent by which it is named.
+const NAMED: usize = 200;
+
+/// A message that waited and is not sent, named by its beginning. Without that it
+/// would stand nowhere any more.
+pub(super) fn unsent(why: &str, prompt: &str) -> String {
+    let mut beginning: String = prompt.chars().take(NAMED).collect();
+    if beginning.len() < prompt.len() {
+        beginning.push('…');
+    }
+    format!("{why} It said: “{beginning}”")
+}
+
+/// A message was cancelled.
+pub(super) fn cancelled(by: &str, prompt: &str) -> String {
+    let why = format!("Your waiting message was cancelled by {by} and not sent.");
+    unsent(&why, prompt)
+}
+
+/// A message could not be written down, and one that waited ends with it.
+pub(super) fn unrecorded(failure: &Failure, prompt: &str) -> Failure {
+    let why = format!("{}; your waiting message was not sent.", failure.message);
+    let message = unsent(&why, prompt);
+    Failure {
+        message,
+        ..failure.clone()
+    }
+}
+
+/// A steer was dropped because its turn could not be recovered.
+pub(crate) fn dropped_by_recovery(prompt: &str) -> String {
+    unsent(DROPPED_BY_RECOVERY, prompt)
+}
+
+/// Why a message was dropped that a message in the running turn's place had
+/// cleared.
+pub(super) const CLEARED: &str = "Your waiting message was cleared by a message that took the \
+     running turn's place, was not brought back in time, and was not sent.";
+
+/// Why a message was dropped that was brought back behind too many others.
+pub(super) const NO_ROOM: &str = "Your waiting message could not be brought back, because the queue \
+     was full, and was not sent.";
+
+/// Why a message was dropped that waited when everything was ended.
+pub(super) const STOPPED: &str =
+    "Your waiting message was dropped because the chat was stopped, and was not sent.";
+
 /// Why a steer was dropped when its turn could not be recovered.
-pub(crate) const DROPPED_BY_RECOVERY: &str = "Your message for the running turn was dropped: the turn could not be recovered. Send it again \
+pub(super) const DROPPED_BY_RECOVERY: &str = "Your message for the running turn was dropped: the turn could not be recovered. Send it again \
      if you still want it.";
 
 /// Why a steer was dropped when its turn was ended.

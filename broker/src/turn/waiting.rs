@@ -3,7 +3,7 @@
 use ade_protocol::TurnId;
 
 use super::machine::{Cleared, Machine};
-use super::{Effect, Interrupt, MAX_QUEUE, Mono, Queued, State};
+use super::{Effect, Interrupt, MAX_QUEUE, Mono, Queued, State, texts};
 
 impl Machine {
     /// Takes back the messages that a broker which is gone left waiting. They
@@ -166,7 +166,8 @@ impl Machine {
     /// The moment is over: the cleared messages end.
     pub(super) fn drop_cleared(&mut self, out: &mut Vec<Effect>) {
         if let Some(cleared) = self.cleared.take() {
-            out.extend(cleared.rows.into_iter().map(|row| dropped(row.turn, None)));
+            let rows = cleared.rows.into_iter();
+            out.extend(rows.map(|row| dropped(row, texts::CLEARED)));
         }
     }
 
@@ -179,7 +180,7 @@ impl Machine {
                 // The turn that a steer was meant for is over.
                 self.enqueue(row.turn, row.prompt, None, out);
             } else {
-                out.push(dropped(row.turn, None));
+                out.push(dropped(row, texts::NO_ROOM));
             }
         }
         if self.state == State::Idle && !self.held {
@@ -194,11 +195,14 @@ impl Machine {
         }
     }
 
-    pub(super) fn cancel(&mut self, turn: &TurnId, out: &mut Vec<Effect>) {
-        let before = self.queue.len();
-        self.queue.retain(|row| row.turn != *turn);
-        if self.queue.len() < before {
-            out.push(dropped(turn.clone(), None));
+    pub(super) fn cancel(&mut self, turn: &TurnId, by: &str, out: &mut Vec<Effect>) {
+        let place = self.queue.iter().position(|row| row.turn == *turn);
+        if let Some(row) = place.and_then(|place| self.queue.remove(place)) {
+            let notice = texts::cancelled(by, &row.prompt);
+            out.push(Effect::Drop {
+                turn: row.turn,
+                notice,
+            });
         }
     }
 
@@ -207,7 +211,7 @@ impl Machine {
         let queue = std::mem::take(&mut self.queue);
         for row in queue {
             if row.steers.as_ref() == Some(of) {
-                out.push(dropped(row.turn, Some(why.to_owned())));
+                out.push(dropped(row, why));
             } else {
                 self.queue.push_back(row);
             }
@@ -215,6 +219,11 @@ impl Machine {
     }
 }
 
-pub(super) fn dropped(turn: TurnId, notice: Option<String>) -> Effect {
-    Effect::Drop { turn, notice }
+/// A message that waited ends without ever having been sent.
+pub(super) fn dropped(row: Queued, why: &str) -> Effect {
+    let notice = texts::unsent(why, &row.prompt);
+    Effect::Drop {
+        turn: row.turn,
+        notice,
+    }
 }

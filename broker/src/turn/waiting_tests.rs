@@ -27,6 +27,13 @@ fn steer(turn: &str) -> Input {
     }
 }
 
+fn cancel(turn: &str) -> Input {
+    Input::CancelQueued {
+        turn: id(turn),
+        by: "somebody".into(),
+    }
+}
+
 /// A turn `a` in recovery with a steer `s` and a message `b` behind it.
 fn recovering() -> Rig {
     let mut rig = Rig::new();
@@ -39,15 +46,7 @@ fn recovering() -> Rig {
 }
 
 fn notices(rig: &Rig) -> usize {
-    let told = |effect: &&Effect| {
-        matches!(
-            effect,
-            Effect::Drop {
-                notice: Some(_),
-                ..
-            }
-        )
-    };
+    let told = |effect: &&Effect| matches!(effect, Effect::Drop { .. });
     rig.effects.iter().filter(told).count()
 }
 
@@ -196,13 +195,13 @@ fn waiting_messages_can_be_edited_and_cancelled_until_they_run() {
         turn: id("b"),
         prompt: "other".into(),
     });
-    rig.on(Input::CancelQueued(id("c")));
+    rig.on(cancel("c"));
     let running = Input::EditQueued {
         turn: id("a"),
         prompt: "too late".into(),
     };
     assert!(rig.on(running).is_empty());
-    assert!(rig.on(Input::CancelQueued(id("a"))).is_empty());
+    assert!(rig.on(cancel("a")).is_empty());
     rig.ready();
     rig.ended("a", completed());
     let sent = Effect::Send {
@@ -212,6 +211,84 @@ fn waiting_messages_can_be_edited_and_cancelled_until_they_run() {
     };
     assert!(rig.effects.contains(&sent));
     assert_eq!(rig.ends("c"), [TurnStatus::Interrupted]);
+}
+
+/// What was told of the messages that were dropped.
+fn told(rig: &Rig) -> Vec<&str> {
+    let told = rig.effects.iter().filter_map(|effect| match effect {
+        Effect::Drop { notice, .. } => Some(notice.as_str()),
+        _ => None,
+    });
+    told.collect()
+}
+
+#[test]
+fn every_message_that_is_not_sent_is_named_with_what_ended_it() {
+    let waiting = || {
+        let mut rig = Rig::new();
+        rig.on(send("a"));
+        rig.on(send("b"));
+        rig
+    };
+    let interrupt = || Input::Interrupt {
+        turn: id("i"),
+        prompt: "prompt i".into(),
+        mode: Interrupt::Replace,
+    };
+    type Ending = fn(&mut Rig, Input);
+    let endings: [(Ending, &str); 5] = [
+        (|rig, _| drop(rig.on(cancel("b"))), "cancelled by somebody"),
+        (|rig, _| drop(rig.on(Input::Stop)), "the chat was stopped"),
+        (
+            |rig, interrupt| {
+                rig.on(interrupt);
+                rig.pass(9);
+            },
+            "took the running turn's place",
+        ),
+        (
+            |rig, interrupt| {
+                rig.on(interrupt);
+                for number in 0..MAX_QUEUE {
+                    rig.on(send(&number.to_string()));
+                }
+                rig.on(Input::RecoverQueue);
+            },
+            "the queue was full",
+        ),
+        (
+            |rig, _| {
+                rig.on(steer("b2"));
+                rig.on(cancel("b"));
+                rig.on(Input::Abort);
+            },
+            "cancelled by somebody",
+        ),
+    ];
+    for (end, why) in endings {
+        let mut rig = waiting();
+        end(&mut rig, interrupt());
+        let first = told(&rig)[0];
+        assert!(first.contains(why) && first.contains("not sent"), "{first}");
+        assert!(first.contains("“prompt b”"), "{first}");
+    }
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    let prompt = "ü".repeat(1_000);
+    rig.on(Input::Send {
+        turn: id("long"),
+        prompt,
+    });
+    rig.on(cancel("long"));
+    assert!(told(&rig)[0].len() < 600, "shortened at a whole character");
+    // Nor is one lost that nothing can be written of.
+    let mut rig = waiting();
+    let effects = rig.on(Input::Unrecordable(fail(ErrorCategory::Unknown)));
+    let named = effects.iter().any(|effect| {
+        matches!(effect, Effect::Finish { turn, failure: Some(failure), .. }
+            if *turn == id("b") && failure.message.contains("“prompt b”"))
+    });
+    assert!(named, "{effects:?}");
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! `ade chat`: making, using and removing chats.
 
+use std::collections::HashSet;
+
 use ade_protocol::action::{
     Aborted, ChatAbort, ChatCompact, ChatModel, ChatPermission, ChatRef, ChatSend, ChatShow,
     ChatShown, ChatSteer, ChatThinking, ContextUsed, Nothing, PermissionMode, Sent, SessionInfo,
     Steered, name,
 };
-use ade_protocol::event::{Envelope, Event};
+use ade_protocol::event::{Envelope, Event, TurnStatus};
 use ade_protocol::{Seq, SessionId, TurnId, exit};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -258,13 +260,42 @@ async fn show(context: &Context, arguments: &args::ChatShow) -> Result<(), Comma
     );
     context.out.note(Style::Dim, &about);
     let mut view = View::new(true);
+    // Turns that began before what is shown are not known.
+    let mut begun = (arguments.after == 0).then(HashSet::new);
     for event in events {
         let Ok(envelope) = serde_json::from_value::<Envelope<Event>>(event) else {
             continue;
         };
-        print(context, &mut view, &envelope.event)?;
+        if let (Some(begun), Some(turn)) = (&mut begun, &envelope.turn_id) {
+            match envelope.event {
+                Event::UserMessage { .. } => drop(begun.insert(turn.clone())),
+                // Its notice said so: no turn was interrupted.
+                Event::Done {
+                    status: TurnStatus::Interrupted,
+                    ..
+                } if !begun.contains(turn) => continue,
+                _ => {}
+            }
+        }
+        print(context, &mut view, &dated(envelope))?;
     }
     context.out.end_answer()
+}
+
+/// The event; a notice tells in its text when it was said, which in a transcript
+/// nothing else does.
+fn dated(envelope: Envelope<Event>) -> Event {
+    let Envelope {
+        timestamp, event, ..
+    } = envelope;
+    match event {
+        Event::Notice { level, message } => {
+            let at = timestamp.get(..19).unwrap_or(&timestamp).replace('T', " ");
+            let message = format!("{at} UTC: {message}");
+            Event::Notice { level, message }
+        }
+        event => event,
+    }
 }
 
 /// The transcript is the asked thing here, so all of it goes to standard

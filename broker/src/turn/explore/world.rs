@@ -198,7 +198,8 @@ impl World {
     fn cancel_queued(&mut self) {
         let first = self.machine.queue().next().map(|row| row.turn.clone());
         if let Some(turn) = first {
-            self.on(Input::CancelQueued(turn));
+            let by = "somebody".to_owned();
+            self.on(Input::CancelQueued { turn, by });
         }
     }
 
