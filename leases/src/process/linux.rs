@@ -198,23 +198,23 @@ pub(super) fn marked(name: &str, value: &str) -> io::Result<Vec<ProcessIdentity>
     let wanted = format!("{name}={value}");
     let mut found = Vec::new();
     for pid in pids()? {
-        // The tick is read before and after the environment: it then belongs
-        // to the process whose environment was read, not to a successor.
         let Ok(before) = stat(&pid) else { continue };
-        let Ok(environ) = fs::read(format!("/proc/{pid}/environ")) else {
-            continue;
-        };
-        if !environ
-            .split(|b| *b == 0)
-            .any(|entry| entry == wanted.as_bytes())
-        {
-            continue;
-        }
-        if stat(&pid).is_ok_and(|after| after.start_ticks == before.start_ticks) {
+        if carries(&before, &wanted) == Some(true) {
             found.push(ProcessIdentity::assemble(before.pid, before.start_ticks)?);
         }
     }
     Ok(found)
+}
+
+/// The tick was read before the environment and is read again after it: that
+/// then belongs to this process, not to a successor.
+pub(super) fn carries(entry: &ProcessEntry, wanted: &str) -> Option<bool> {
+    let pid = entry.pid;
+    let environ = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let mut entries = environ.split(|b| *b == 0);
+    let carries = entries.any(|entry| entry == wanted.as_bytes());
+    let same = || stat(&pid.to_string()).is_ok_and(|after| after.start_ticks == entry.start_ticks);
+    same().then_some(carries)
 }
 
 pub(super) fn is_being_killed(pid: Pid) -> bool {

@@ -151,6 +151,21 @@ pub(super) fn marked(name: &str, value: &str) -> io::Result<Vec<ProcessIdentity>
         .collect()
 }
 
+/// `None` also for whoever shows no environment at all: it may be of another user.
+pub(super) fn carries(one: &ProcessEntry, wanted: &str) -> Option<bool> {
+    let pid = SysPid::from_u32(one.pid.get().unsigned_abs());
+    let mut system = System::new().ok()?;
+    system.refresh_processes_specifics(
+        ProcessesToUpdate::Some(&[pid]),
+        true,
+        ProcessRefreshKind::nothing().with_environ(UpdateKind::Always),
+    );
+    let process = system.process(pid)?;
+    let environ = process.environ();
+    let same = entry(process).is_some_and(|found| found.start_ticks == one.start_ticks);
+    (same && !environ.is_empty()).then(|| environ.iter().any(|entry| *entry == *wanted))
+}
+
 /// This system does not show the signals that wait for a process.
 pub(super) fn is_being_killed(_pid: Pid) -> bool {
     false

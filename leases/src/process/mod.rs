@@ -28,17 +28,19 @@ mod macos;
 use macos as platform;
 
 pub mod cgroup;
+mod hidden;
 mod identity;
 mod own;
 mod signals;
 mod tree;
 
+pub use hidden::HiddenList;
 pub use identity::{DeadProof, Liveness, Pid, ProcessIdentity, UnknownWhy};
 pub use own::{OWN_DESCRIPTORS, become_subreaper, die_with_parent, own_program};
 pub use signals::{Sent, Signal, SignalError, Target, signal};
 pub use tree::{
-    Ancestors, ProcessEntry, ancestors, children, descendants, is_being_killed, marked, offspring,
-    rows_of, table,
+    Ancestors, ProcessEntry, ancestors, carries, children, descendants, is_being_killed, marked,
+    offspring, rows_of, table,
 };
 
 pub(crate) use identity::here;

@@ -180,6 +180,13 @@ pub fn marked(mark_name: &str, mark: &str) -> io::Result<Vec<ProcessIdentity>> {
     platform::marked(mark_name, mark)
 }
 
+/// Whether the environment of this very process, at its start, held exactly
+/// `mark_name=mark`. `None`: the system does not show it, or the process is gone.
+#[must_use]
+pub fn carries(entry: &ProcessEntry, mark_name: &str, mark: &str) -> Option<bool> {
+    platform::carries(entry, &format!("{mark_name}={mark}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
