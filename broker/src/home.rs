@@ -217,6 +217,14 @@ impl Home {
             .join(file_name(worker.as_str(), "stderr"))
     }
 
+    /// Whom one worker listed because they hide from its mark; not there while
+    /// nobody does.
+    #[must_use]
+    pub fn worker_hidden(&self, worker: &WorkerId) -> PathBuf {
+        self.journal_dir()
+            .join(file_name(worker.as_str(), "hidden"))
+    }
+
     /// Unpacked host scripts.
     #[must_use]
     pub fn hosts_dir(&self) -> PathBuf {

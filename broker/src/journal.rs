@@ -6,6 +6,10 @@
 //! written without the identity, which does not exist yet; a worker whose broker
 //! died in that moment is found by its mark.
 //!
+//! Beside it stand what the worker wrote to its standard error and, while
+//! somebody below it hides, the worker's own list of them ([`hidden`]). They go
+//! with the journal.
+//!
 //! The token itself is never written, only its hash.
 //!
 //! No flush: after a power cut no worker lives, and a journal of another boot
@@ -15,8 +19,8 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-use ade_leases::process::ProcessIdentity;
 use ade_leases::process::cgroup::Cgroup;
+use ade_leases::process::{HiddenList, ProcessIdentity};
 use ade_protocol::{Generation, SessionId, WorkerId};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -76,10 +80,53 @@ pub fn write(home: &Home, entry: &Entry) -> io::Result<()> {
     files::replace(&home.journal(&entry.worker_id), &line)
 }
 
-/// Removes the journal of a worker, and what the worker wrote to its standard
-/// error. Only after the worker's tree is dead. A failure is logged: the next
+/// Whom a worker listed because they hide from its mark.
+#[derive(Debug, Default)]
+pub struct Hidden {
+    /// They were below the worker. Whether they are still alive is not said.
+    pub processes: Vec<ProcessIdentity>,
+    /// Why there may be more.
+    pub problem: Option<String>,
+}
+
+/// The list of a worker. One that another process wrote says nothing.
+#[must_use]
+pub fn hidden(home: &Home, worker: &WorkerId, identity: Option<&ProcessIdentity>) -> Hidden {
+    let path = home.worker_hidden(worker);
+    let (processes, problem) = match HiddenList::read(&path) {
+        Ok(None) => (Vec::new(), None),
+        Ok(Some(list)) if Some(list.worker()) == identity => {
+            let problem = match list.more() {
+                0 => None,
+                more => Some(format!(
+                    "had no place for {more} processes, which may be left"
+                )),
+            };
+            (list.identities(), problem)
+        }
+        Ok(Some(_)) => {
+            let problem = "is the list of another worker and is not used";
+            (Vec::new(), Some(problem.to_owned()))
+        }
+        Err(error) => {
+            let problem = format!(
+                "can't be read, so processes that hide from the worker's mark may be left: {error}"
+            );
+            (Vec::new(), Some(problem))
+        }
+    };
+    let problem = problem.map(|problem| format!("{} {problem}", path.display()));
+    Hidden { processes, problem }
+}
+
+/// Removes the journal of a worker and what belongs to it. Only after the
+/// worker's tree is dead. A failure is logged: the next
 /// broker will find the journal of a dead worker and remove it.
 pub fn remove(home: &Home, worker: &WorkerId) {
+    let list = home.worker_hidden(worker);
+    if let Err(error) = HiddenList::remove(&list) {
+        tracing::warn!(%error, path = %list.display(), "a list was not removed");
+    }
     for path in [home.worker_stderr(worker), home.journal(worker)] {
         if let Err(error) = files::remove_if_there(&path) {
             tracing::warn!(%error, path = %path.display(), "a journal was not removed");

@@ -10,8 +10,8 @@
 //! Two brokers can't say that. The first process of a pid namespace gets every
 //! orphan there is, and a program that had children before it became a broker
 //! gets theirs. These kill only a child in the session that the dead worker led
-//! ([`Reach::Session`]); what left that too is found by mark and cgroup or not
-//! at all.
+//! ([`Reach::Session`]); what left that too is found by the other nets
+//! ([`crate::remains`]) or not at all.
 //!
 //! What this module does not do: it signals nobody.
 

@@ -252,6 +252,9 @@ fn start_worker(
         identity: None,
     };
     spec.boot.cgroup = entry.cgroup.as_ref().map(ToString::to_string);
+    // Where the name of the home is no text, that net is not used.
+    let hidden = home.worker_hidden(&entry.worker_id);
+    spec.boot.hidden = hidden.to_str().map(str::to_owned);
     let started = record_and_start(home, executable, spec, entry.clone());
     if started.is_err() {
         cgroups::forget(home, &entry.worker_id, entry.cgroup.as_ref());

@@ -1,12 +1,9 @@
 //! Ending what a dead broker, or a killed worker, left.
 //!
 //! Only proved processes are touched: a worker by the identity in its journal,
-//! everything below it by the mark in its environment, and, where it has one, by
-//! the worker's own cgroup ([`crate::cgroups`]). While the broker that started
-//! the worker lives, what hides from both comes to it and is ended too
-//! (`orphans`). A pid that was given to
-//! somebody else, a journal of another boot, and a process that cannot be
-//! identified are left alone.
+//! everything below it by one of the nets that [`Remains`] knows. A pid that was
+//! given to somebody else, a journal of another boot, and a process that cannot
+//! be identified are left alone.
 //!
 //! A worker that lives is asked first (SIGTERM): it then walks its own stop
 //! ladder and releases its lease last. Only after the grace it is killed, and
@@ -22,18 +19,19 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use ade_leases::process::cgroup::Cgroup;
 use ade_leases::process::{
-    self, DeadProof, Liveness, Pid, ProcessEntry, ProcessIdentity, Sent, Signal, Target,
+    self, DeadProof, Liveness, ProcessEntry, ProcessIdentity, Sent, Signal, Target,
 };
 use ade_protocol::WorkerId;
-use ade_protocol::boot::{MARK_ENV, WorkerTiming};
+use ade_protocol::boot::WorkerTiming;
 
 use crate::cgroups;
 use crate::files::STAGING;
 use crate::home::Home;
 use crate::journal::{self, Entry};
 use crate::orphans;
+
+pub use crate::remains::Remains;
 
 /// Pause between two looks at processes that should end.
 const POLL: Duration = Duration::from_millis(10);
@@ -126,17 +124,6 @@ pub struct StrayReport {
     pub problem: Option<String>,
 }
 
-/// What tells whose a process is that a worker left.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Remains<'a> {
-    /// The mark in its environment. Absent: only orphans are looked for.
-    pub mark: Option<&'a str>,
-    /// The cgroup that the worker's host lived in.
-    pub cgroup: Option<&'a Cgroup>,
-    /// The worker, which has ended or is being killed.
-    pub worker: Option<&'a ProcessIdentity>,
-}
-
 /// One journal on its way through the sweep.
 struct Left {
     entry: Entry,
@@ -207,9 +194,12 @@ pub fn run_sparing(home: &Home, grace: Grace, spare: &BTreeSet<WorkerId>) -> Swe
         // Each has the whole grace: what does not die in it is stuck in the
         // kernel, and there is hardly ever more than one such.
         let cgroup = cgroups::of(&entry);
+        let hidden = journal::hidden(home, &entry.worker_id, entry.identity.as_ref());
+        report.problems.extend(hidden.problem);
         let remains = Remains {
             mark: Some(&entry.mark),
             cgroup: cgroup.as_ref(),
+            hidden: &hidden.processes,
             worker: entry.identity.as_ref(),
         };
         let strays = end_strays(remains, Instant::now() + grace.kill);
@@ -236,9 +226,8 @@ pub fn run_sparing(home: &Home, grace: Grace, spare: &BTreeSet<WorkerId>) -> Swe
     report
 }
 
-/// Kills everything that carries the mark, lives in the cgroup or came to us as
-/// a dead worker's orphan, again and again until nothing is left or `bound` is
-/// over. For what a worker left that did not end in order.
+/// Kills all that remains of a worker, again and again until nothing is left or
+/// `bound` is over. For what a worker left that did not end in order.
 #[must_use]
 pub fn strays(remains: Remains<'_>, bound: Duration) -> StrayReport {
     end_strays(remains, Instant::now() + bound)
@@ -361,7 +350,7 @@ fn end_strays(remains: Remains<'_>, deadline: Instant) -> StrayReport {
     let mut killed = BTreeSet::new();
     let mut empty_looks = 0;
     loop {
-        let found = match look_for(remains, begun) {
+        let found = match remains.look(begun) {
             Ok(found) => found,
             Err(error) => {
                 let problem = Some(format!("the process table could not be searched: {error}"));
@@ -400,20 +389,6 @@ fn end_strays(remains: Remains<'_>, deadline: Instant) -> StrayReport {
     }
 }
 
-/// What is left by one look. Each next net is for what hides from the last.
-fn look_for(remains: Remains<'_>, begun: Instant) -> std::io::Result<Vec<ProcessIdentity>> {
-    let marked = remains.mark.map(|mark| process::marked(MARK_ENV, mark));
-    let mut found = marked.transpose()?.unwrap_or_default();
-    let members = remains.cgroup.map(|cgroup| cgroup.members());
-    found.extend(members.and_then(Result::ok).unwrap_or_default());
-    let mut orphans = orphans::find(remains.worker)?;
-    orphans::retain_own(remains.mark, begun, &mut orphans);
-    found.extend(orphans);
-    // A broker that was started by an agent carries a mark itself.
-    found.retain(|one| one.pid != Pid::own());
-    Ok(found)
-}
-
 fn send(target: &Target, signal: Signal, problems: &mut Vec<String>) -> bool {
     match process::signal(target, signal) {
         Ok(sent) => sent == Sent::Delivered,
@@ -424,7 +399,7 @@ fn send(target: &Target, signal: Signal, problems: &mut Vec<String>) -> bool {
     }
 }
 
-/// Half-written journals, and standard errors without a journal.
+/// Half-written journals, and what belongs to a journal that is not there.
 fn remove_litter(home: &Home, report: &mut SweepReport) {
     let Ok(listing) = fs::read_dir(home.journal_dir()) else {
         return;
@@ -433,7 +408,9 @@ fn remove_litter(home: &Home, report: &mut SweepReport) {
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
             continue;
         };
-        let orphaned = name.ends_with(".stderr") && !path.with_extension("json").exists();
+        let belongs = [".stderr", ".hidden", ".hidden-next"];
+        let orphaned =
+            belongs.iter().any(|end| name.ends_with(end)) && !path.with_extension("json").exists();
         if (orphaned || name.contains(STAGING))
             && let Err(error) = fs::remove_file(&path)
         {

@@ -75,6 +75,7 @@ impl Place {
                 home: self.home.root().display().to_string(),
                 host: HostCommand::Scripted,
                 cgroup: None,
+                hidden: None,
                 timing: WorkerTiming::default(),
             },
             env: environment::worker_env(
@@ -120,7 +121,9 @@ async fn l06_a_worker_is_told_by_its_input_and_by_nothing_else() {
     let place = Place::new();
     let spawner = place.spawner("cat > told; env > env; tr '\\0' ' ' < /proc/$$/cmdline > line; pwd > pwd; echo oops >&2; umask > umask");
     let spec = place.spec();
-    let (worker, boot) = (spec.boot.worker_id.clone(), spec.boot.clone());
+    let (worker, mut boot) = (spec.boot.worker_id.clone(), spec.boot.clone());
+    let hidden = place.home.worker_hidden(&worker);
+    boot.hidden = Some(hidden.display().to_string());
     let mut spawned = spawner.spawn(spec).await.unwrap();
     assert_eq!(
         end(&mut spawned).await,

@@ -59,6 +59,7 @@ impl Place {
                 home: text(self.home.root().to_owned()),
                 host: HostCommand::Scripted,
                 cgroup: None,
+                hidden: None,
                 timing: WorkerTiming::default(),
             },
             env: BTreeMap::from([("PATH".into(), path), ("SEEN".into(), seen)]),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ade_broker::home::Home;
 use ade_broker::journal::{self, Entry};
 use ade_broker::sweep::{self, Grace, Remains, SweepReport};
-use ade_leases::process::{self, Liveness, Pid, ProcessIdentity};
+use ade_leases::process::{self, HiddenList, Liveness, Pid, ProcessIdentity};
 use ade_protocol::boot::MARK_ENV;
 use ade_protocol::{Generation, WorkerId};
 use tempfile::TempDir;
@@ -139,7 +139,9 @@ fn h05_what_a_killed_broker_left_is_ended_and_forgotten() {
     });
     dead.child.kill().unwrap();
     wait_until("the dead one is dead", || !dead.lives());
-    fs::write(place.home.journal_dir().join("wrk_0.json.new-1234"), "half").unwrap();
+    for litter in ["wrk_0.json.new-1234", "wrk_0.hidden", "wrk_0.hidden-next"] {
+        fs::write(place.home.journal_dir().join(litter), "half").unwrap();
+    }
 
     let report = sweep::run(&place.home, GRACE);
     assert_eq!(report.ended, [polite.pid()]);
@@ -222,6 +224,118 @@ fn a_worker_whose_broker_died_while_starting_it_is_found_by_its_mark() {
     assert!(report.strays.contains(&worker.pid()), "{report:?}");
     assert!(!worker.lives());
     assert_eq!(place.files(), 0);
+}
+
+/// A process without any mark that the test started.
+struct Bare(Child);
+
+impl Bare {
+    fn start(script: &str) -> Self {
+        let child = Command::new("/bin/sh")
+            .args(["-c", script])
+            .env_clear()
+            .process_group(0)
+            .stdin(Stdio::null())
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    fn identity(&self) -> ProcessIdentity {
+        let pid = Pid::new(i64::from(self.0.id())).unwrap();
+        ProcessIdentity::of(pid).unwrap().unwrap()
+    }
+
+    fn lives(&self) -> bool {
+        self.identity().liveness() == Liveness::Alive
+    }
+
+    fn listed(&self) -> (Pid, u64) {
+        let identity = self.identity();
+        (identity.pid, identity.start_ticks)
+    }
+
+    /// The first child that it gets.
+    fn child(&self) -> ProcessIdentity {
+        let mut found = Vec::new();
+        wait_until("it has a child", || {
+            found = process::offspring(self.identity().pid).unwrap();
+            found.first().is_some_and(|row| row.name == "sleep")
+        });
+        found[0].identity().unwrap()
+    }
+}
+
+impl Drop for Bare {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn whom_a_worker_listed_is_ended_with_all_below_and_nobody_else() {
+    let place = Place::new();
+    let mut worker = place.worker("");
+    let identity = worker.identity();
+    place.record(&mut worker, Some(identity.clone()));
+    worker.child.kill().unwrap();
+    let hidden = Bare::start("sleep 64 & wait");
+    let unlisted = hidden.child();
+    let stranger = Bare::start("exec sleep 65");
+    let (pid, ticks) = stranger.listed();
+    // Its pid belonged to somebody who was started at another time.
+    let list = HiddenList::new(identity, vec![hidden.listed(), (pid, ticks + 1)]);
+    list.write(&place.home.worker_hidden(&worker.entry.worker_id))
+        .unwrap();
+    wait_until("the worker is dead", || !worker.lives());
+
+    let report = sweep::run(&place.home, GRACE);
+    assert!(!hidden.lives() && stranger.lives());
+    assert_ne!(unlisted.liveness(), Liveness::Alive);
+    let expected = [hidden.0.id().cast_signed(), unlisted.pid.get()];
+    let killed = |pid| report.strays.contains(pid);
+    assert!(expected.iter().all(killed), "{report:?}");
+    assert!(!report.strays.contains(&pid.get()), "{report:?}");
+    assert!(report.problems.is_empty(), "{report:?}");
+    assert_eq!((report.removed, place.files()), (1, 0));
+}
+
+#[test]
+fn a_list_that_proves_nothing_is_said_and_ends_nobody() {
+    let place = Place::new();
+    let stranger = Bare::start("exec sleep 66");
+    let written = |worker: &ProcessIdentity, name: &str| {
+        let list = HiddenList::new(worker.clone(), vec![stranger.listed()]);
+        let path = place.home.journal_dir().join(name);
+        list.write(&path).unwrap();
+        fs::read_to_string(path).unwrap()
+    };
+    type Change = fn(&mut ProcessIdentity);
+    let changes: [(&str, Change); 3] = [
+        ("another worker", |worker| worker.start_ticks -= 1),
+        ("another worker", |worker| worker.boot_id.push('0')),
+        ("can't be read", |_| {}),
+    ];
+    for (index, (said, change)) in changes.into_iter().enumerate() {
+        let mut worker = place.worker("");
+        let identity = worker.identity();
+        place.record(&mut worker, Some(identity.clone()));
+        worker.child.kill().unwrap();
+        wait_until("the worker is dead", || !worker.lives());
+        let mut other = identity;
+        change(&mut other);
+        let path = place.home.worker_hidden(&worker.entry.worker_id);
+        let mut text = written(&other, "wrk_0.hidden");
+        if index == 2 {
+            text.truncate(text.len() / 2);
+        }
+        fs::write(&path, text).unwrap();
+        let report = sweep::run(&place.home, GRACE);
+        assert!(stranger.lives(), "{report:?}");
+        assert_eq!(report.problems.len(), 1, "{report:?}");
+        assert!(report.problems[0].contains(said), "{report:?}");
+        assert_eq!((report.removed, place.files()), (1, 0));
+    }
 }
 
 fn only(mark: &str) -> Remains<'_> {

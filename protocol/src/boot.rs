@@ -47,6 +47,10 @@ pub struct WorkerBoot {
     /// everything below it. Absent: none could be made, or none is wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
+    /// Absolute path of the file in which the worker lists processes below it
+    /// that nothing else would find after its death. Absent: it lists none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hidden: Option<String>,
     /// Named durations of the worker's own waits.
     pub timing: WorkerTiming,
 }

@@ -22,6 +22,7 @@ mod boot;
 mod cards;
 mod entry;
 mod env;
+mod hidden;
 mod host;
 pub mod hosts;
 mod ladder;

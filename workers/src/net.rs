@@ -7,8 +7,8 @@
 //! What a host started before it was moved is moved after it. Nothing can have
 //! got away by then: whoever loses its parent comes back to this worker, which
 //! is the subreaper of all. Only when worker, host and broker are killed in
-//! these first milliseconds is this net not there yet; then the group, the
-//! session and the mark have to do.
+//! these first milliseconds is this net not there yet; then the mark and
+//! the list ([`crate::hidden`]) have to do.
 //!
 //! Invariants:
 //! - a pid that is written is its process's for sure: the host is our child and

@@ -4,6 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
+use ade_leases::process::{HiddenList, Pid, ProcessIdentity};
 use ade_protocol::boot::HostCommand;
 use common::{Rig, fixture, runs, shell, signal, timing, wait_until};
 use nix::sys::signal::Signal;
@@ -520,6 +521,34 @@ fn a_host_whose_worker_was_gone_before_it_could_follow_does_not_run() {
     let ended = host(&std::process::id().to_string());
     assert_eq!(ended.status.code(), Some(0));
     assert!(folder.path().join("ran").exists());
+}
+
+/// What a worker that is killed leaves, it has listed before.
+#[tokio::test]
+async fn who_sheds_the_mark_is_listed_until_the_worker_ends() {
+    let script = format!(
+        "(setsid env -i sleep 300 > /dev/null 2>&1 & echo $! > bare.pid); echo '{READY}'; cat > /dev/null"
+    );
+    let mut rig = Rig::start(shell(&script), timing());
+    rig.ready().await;
+    let bare = std::fs::read_to_string(rig.dir.path().join("bare.pid")).unwrap();
+    let bare: i32 = bare.trim().parse().unwrap();
+    let path = rig.dir.path().join("wrk_test.hidden");
+    let listed = || {
+        let list = HiddenList::read(&path).unwrap();
+        list.map_or_else(Vec::new, |list| list.identities())
+    };
+    // Nobody else, and no process that was only seen for a moment.
+    wait_until("it is listed alone", || {
+        let listed = listed();
+        listed.len() == 1 && listed[0].pid.get() == bare
+    });
+    let own = ProcessIdentity::of(Pid::new(i64::from(bare)).unwrap()).unwrap();
+    assert_eq!(Some(&listed()[0]), own.as_ref());
+    assert_eq!(rig.dispose().await["ok"], true);
+    rig.exits_in_order();
+    assert!(!runs(bare));
+    assert!(!path.exists());
 }
 
 /// Each of the two ways to find what is left finds what the other can't.

@@ -2,9 +2,8 @@
 //! tree is alive, with a bound on each step.
 //!
 //! The worker climbs down its own ladder; the escort is the second pair of
-//! eyes. It signals only the worker, by proved identity, and afterwards looks
-//! for strays by the worker's mark, in its cgroup and among the orphans that came
-//! to the broker. What survives even SIGKILL
+//! eyes. It signals only the worker, by proved identity, and afterwards ends
+//! what remains of it ([`Remains`]). What survives even SIGKILL
 //! is told within the same bounds; its end has none, and until then the chat gets
 //! no other worker and nobody else the lease.
 
@@ -22,6 +21,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::cgroups;
+use crate::journal;
 use crate::pool::Place;
 use crate::shared::Shared;
 use crate::spawn::Exit;
@@ -241,13 +241,18 @@ impl Escort {
         }
     }
 
-    /// Kills what carries the worker's mark, lives in its cgroup or came to us.
+    /// Kills what remains of the worker.
     async fn sweep(&self, bound: Duration) -> Vec<Survivor> {
-        let process = self.process.clone();
+        let (home, process) = (self.shared.home.clone(), self.process.clone());
         let swept = tokio::task::spawn_blocking(move || {
+            let hidden = journal::hidden(&home, &process.worker_id, Some(&process.identity));
+            if let Some(problem) = hidden.problem {
+                tracing::warn!(problem, "not all of a worker's processes may be found");
+            }
             let remains = Remains {
                 mark: Some(&process.mark),
                 cgroup: process.cgroup.as_ref(),
+                hidden: &hidden.processes,
                 worker: Some(&process.identity),
             };
             sweep::strays(remains, bound).survivors

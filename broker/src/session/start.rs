@@ -283,6 +283,7 @@ fn boot(
         home: plan.shared.home.root().display().to_string(),
         host,
         cgroup: None,
+        hidden: None,
         timing: plan.shared.config.worker_timing(&plan.row.provider),
     }
 }

@@ -19,6 +19,14 @@ pub(crate) fn dead_child() -> Option<Pid> {
     }
 }
 
+/// The pids of our children as the kernel lists them: another text as soon as
+/// one was added or has gone. Orphans from below come to the main thread, and
+/// only that starts children. `None` where the kernel has no such list.
+pub(crate) fn children_listed() -> Option<String> {
+    let own = std::process::id();
+    std::fs::read_to_string(format!("/proc/self/task/{own}/children")).ok()
+}
+
 /// Whether the kernel says that there is no child at all. A subreaper's whole
 /// tree hangs below its children, so `Some(true)` is the proof that the tree is
 /// dead. `None`: this system can't prove it that way.

@@ -29,6 +29,10 @@ const PIPE_CLOSED: Duration = Duration::from_millis(500);
 /// Bytes that an `event` frame adds to the event that it carries, at most.
 const EVENT_FRAME: usize = 256;
 
+/// How the text of an event begins that says what a tool does. One that begins
+/// otherwise only waits for the next look a little longer.
+const OF_A_TOOL: &str = r#"{"type":"tool_"#;
+
 /// Events that mean something outside of a turn as well.
 const TURNLESS: &[&str] = &["context_usage", "context_compact", "activity", "notice"];
 
@@ -40,7 +44,10 @@ impl Session {
         let patience = Some(Instant::now() + PIPE_CLOSED);
         match event {
             HostEvent::Joined(joined) => self.host_joined(joined),
-            HostEvent::Output => self.take_lines(),
+            HostEvent::Output => {
+                self.hidden.stir(Instant::now());
+                self.take_lines();
+            }
             HostEvent::OutputClosed => self.output_closed = patience,
             HostEvent::InputBroken => self.input_broken = patience,
             HostEvent::Exited(status) => self.host_exited(status),
@@ -152,8 +159,9 @@ impl Session {
         }
         let out = &mut self.link.out;
         let turn = self.turn.as_ref().map(|turn| &turn.id);
-        let (mut made, mut stray, mut too_long) = (false, 0, 0);
+        let (mut made, mut stray, mut too_long, mut tool) = (false, 0, 0, false);
         let mapped = self.mapper.map(raw, |event| {
+            tool |= event.starts_with(OF_A_TOOL);
             if event.len() > MAX_LINE - EVENT_FRAME {
                 too_long += 1;
             } else if turn.is_none() && !is_turnless(event) {
@@ -164,6 +172,9 @@ impl Session {
             }
         });
         self.counts.stray += stray;
+        if tool {
+            self.hidden.stir_soon(Instant::now());
+        }
         if let Some(turn) = &mut self.turn {
             turn.seen |= made;
         }
@@ -295,6 +306,7 @@ impl Session {
     pub(super) fn turn_ends(&mut self, mut response: Response) {
         self.withdraw_cards();
         self.idle_since = Instant::now();
+        self.hidden.stir_soon(self.idle_since);
         // Its first turn makes the file.
         if let Some(file) = &mut self.file {
             file.remember();

@@ -191,6 +191,7 @@ impl Session {
                 let mut host = host;
                 host.send(line, false);
                 self.host = Some(host);
+                self.hidden.stir(Instant::now());
             }
             Err(error) => {
                 let code = match error {
@@ -210,6 +211,7 @@ impl Session {
         if self.forward(request, Kind::Send(turn_id.clone()), line) {
             self.link.out.turn_begins();
             self.last_turn = Some(turn_id.clone());
+            self.hidden.stir(Instant::now());
             self.turn = Some(Turn {
                 id: turn_id,
                 seen: false,

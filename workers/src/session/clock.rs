@@ -21,7 +21,7 @@ impl Session {
             let pipes = [host, self.input_broken, self.output_closed, self.orphaned()];
             pipes
                 .into_iter()
-                .chain([self.requests.deadline()])
+                .chain([self.requests.deadline(), self.hidden.due()])
                 .flatten()
                 .min()
         };
@@ -73,6 +73,9 @@ impl Session {
         if due(self.orphaned()) {
             self.log("warn", "no broker came back; this worker ends");
             return self.asked_to_stop();
+        }
+        if due(self.hidden.due()) {
+            self.hidden.begin(now);
         }
         self.expire_requests(now);
         let stuck = if due(self.host.as_ref().and_then(Host::write_deadline)) {

@@ -362,6 +362,7 @@ impl Session {
     fn tree_is_dead(&mut self) {
         self.fail_requests();
         self.release_lease();
+        self.hidden.forget();
         if let Some(cgroup) = self.cgroup.take() {
             // Where this is too early, whoever removes the journal does it.
             if cgroup.remove().is_ok()

@@ -113,6 +113,7 @@ impl Session {
 
     /// Looks at the own lease. Lost: nothing below may write any more.
     pub(super) fn look_at_lease(&mut self, now: Instant) {
+        self.hidden.glance(now);
         let (Some(lease), Some(watcher)) = (&self.lease, &self.watcher) else {
             return;
         };

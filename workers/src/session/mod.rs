@@ -31,6 +31,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
 
 use crate::cards::Cards;
+use crate::hidden::Hidden;
 use crate::host::{Host, HostEvent};
 use crate::ladder::Ladder;
 use crate::link::{Link, LinkEvent};
@@ -82,6 +83,8 @@ pub(crate) struct Session {
     ready: Option<Ready>,
     /// Where the host and everything below it live, where that can be had.
     cgroup: Option<Cgroup>,
+    /// Who hides below.
+    hidden: Hidden,
     /// The agent's session file, where it keeps one.
     file: Option<file::SessionFile>,
     lease: Option<Lease>,
@@ -122,6 +125,7 @@ enum Wake {
     Lease,
     Link(LinkEvent),
     Host(HostEvent),
+    Looked(Option<String>),
 }
 
 impl Session {
@@ -140,9 +144,13 @@ impl Session {
                 .map(|(name, value)| (name.as_str(), value.as_str())),
         );
         let now = Instant::now();
+        let identity = ProcessIdentity::current()?;
+        let mark = std::env::var(MARK_ENV).ok();
+        let named = mark.as_deref().map(|mark| (MARK_ENV, mark));
         Ok(Self {
-            mark: std::env::var(MARK_ENV).ok(),
-            identity: ProcessIdentity::current()?,
+            hidden: Hidden::new(&identity, named, boot.hidden.as_deref()),
+            mark,
+            identity,
             link: Link::new(PathBuf::from(&boot.socket)),
             attached: false,
             fence: Fence::default(),
@@ -200,6 +208,7 @@ impl Session {
                 () = leasing::changed(self.watcher.as_ref()) => Wake::Lease,
                 event = self.link.next(), if !self.keeps_to_itself() => Wake::Link(event),
                 event = from_host(&mut self.host, read) => Wake::Host(event),
+                problem = self.hidden.over(self.turn.is_some()) => Wake::Looked(problem),
             };
             match wake {
                 Wake::Told(Told::Stop) => self.asked_to_stop(),
@@ -207,11 +216,17 @@ impl Session {
                     tree::reap_strangers(self.host.as_ref().map(Host::pid));
                     self.look_at_survivors(true);
                     self.child_ended();
+                    self.hidden.stir(Instant::now());
                 }
                 Wake::Lease => self.look_at_lease(Instant::now()),
                 Wake::Tick => self.on_time(Instant::now()),
                 Wake::Link(event) => self.on_link(event),
                 Wake::Host(event) => self.on_host(event),
+                Wake::Looked(problem) => {
+                    if let Some(problem) = problem {
+                        self.log("warn", &problem);
+                    }
+                }
             }
             self.maybe_over();
         }

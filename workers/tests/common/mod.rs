@@ -117,6 +117,7 @@ impl Rig {
             home: dir.path().to_string_lossy().into_owned(),
             host,
             cgroup: None,
+            hidden: Some(dir.path().join("wrk_test.hidden").display().to_string()),
             timing,
         };
         // A sweep kills all that carry its mark: each worker has its own.
