@@ -16,6 +16,7 @@
 //! | `orphan SECS` | a grandchild in a session of its own that holds them too |
 //! | `hidden SECS` | the same with an empty environment, twice a session of its own; emits `hidden PID` |
 //! | `hidden-tree SECS` | the same with two children; emits `hidden PID` |
+//! | `late SECS` | a child that after SECS leaves such a process, and ends |
 //! | `bare SECS` | the same as `hidden` in our session; emits `hidden PID` |
 //! | `orphans N` | so many orphans that end at once |
 //! | `join-group` | leaves its process group for that of its parent |
@@ -196,6 +197,13 @@ impl Agent {
                     _ => hidden("setsid setsid", &tree),
                 };
                 say(turn, &format!("hidden {pid}\n"));
+            }
+            "late" => {
+                let script = format!("sleep {number}; env -i setsid setsid sleep 300 &");
+                let mut child = Command::new("sh");
+                child.args(["-c", &script]).stdin(Stdio::null());
+                child.stdout(Stdio::null()).stderr(Stdio::null());
+                std::thread::spawn(move || child.status().expect("a child"));
             }
             "orphans" => {
                 let script = format!("for i in $(seq {number}); do setsid sleep 0.2 & done; echo");

@@ -1,8 +1,9 @@
 //! What nothing names: no mark, no cgroup, a session of its own.
 
+use std::path::PathBuf;
 use std::process::Command;
 
-use ade_leases::process::{self, Pid, Signal};
+use ade_leases::process::{self, HiddenList, Pid, Signal};
 use ade_tests::ade::{Ade, is_alive, signal, started};
 use ade_tests::rpc::{Rpc, text_of};
 use ade_tests::turns::{GONE, dones, ended, of_turn};
@@ -11,23 +12,24 @@ use serde_json::json;
 
 use super::{agent, goes_on};
 
-const NO_CGROUP: &str = "[worker]\ncgroup = \"off\"\n";
+pub(super) const NO_CGROUP: &str = "[worker]\ncgroup = \"off\"\n";
 
 /// A streaming turn with a hidden tree below it: its root and two children.
 #[derive(Debug)]
-struct HiddenTree {
-    chat: String,
-    turn: String,
-    worker: i32,
+pub(super) struct HiddenTree {
+    pub(super) chat: String,
+    pub(super) turn: String,
+    pub(super) worker: i32,
+    pub(super) host: i32,
     pids: Vec<i32>,
 }
 
 impl HiddenTree {
-    fn grow(ade: &Ade, rpc: &mut Rpc) -> Self {
+    pub(super) fn grow(ade: &Ade, rpc: &mut Rpc) -> Self {
         Self::grow_by(ade, rpc, "hidden-tree 300", 3)
     }
 
-    fn grow_by(ade: &Ade, rpc: &mut Rpc, step: &str, size: usize) -> Self {
+    pub(super) fn grow_by(ade: &Ade, rpc: &mut Rpc, step: &str, size: usize) -> Self {
         let chat = ade.scripted_chat(rpc, 60_000);
         let (turn, _) = ade.send(rpc, &chat, &format!("{step}\ntick 20"));
         let lines = ade.wait_transcript(&chat, "a stream", |lines| text_of(lines).contains("tick"));
@@ -43,21 +45,36 @@ impl HiddenTree {
             pids.push(root.get());
             (pids.len() == size).then_some(pids)
         });
-        let worker = ade.worker_of(&chat);
+        let (worker, host) = (ade.worker_of(&chat), ade.host_of(&chat));
         Self {
             chat,
             turn,
             worker,
+            host,
             pids,
         }
     }
 
-    fn alive(&self) -> usize {
+    pub(super) fn alive(&self) -> usize {
         self.pids.iter().filter(|pid| is_alive(**pid)).count()
     }
 
+    /// Waits until its worker has listed all of them.
     #[track_caller]
-    fn wait_gone(&self) {
+    pub(super) fn wait_listed(&self, ade: &Ade) {
+        wait_true(&format!("{self:?} is listed"), || {
+            let lists = lists(ade).into_iter();
+            let lists = lists.filter_map(|path| HiddenList::read(&path).expect("a list"));
+            let listed: Vec<i32> = lists
+                .flat_map(|list| list.identities())
+                .map(|identity| identity.pid.get())
+                .collect();
+            self.pids.iter().all(|pid| listed.contains(pid))
+        });
+    }
+
+    #[track_caller]
+    pub(super) fn wait_gone(&self) {
         wait_within(&format!("nothing of {self:?} is left"), GONE, || {
             (self.alive() == 0).then_some(())
         });
@@ -70,6 +87,12 @@ impl Drop for HiddenTree {
             signal(*pid, Signal::SIGKILL);
         }
     }
+}
+
+/// Where workers list who hides.
+pub(super) fn lists(ade: &Ade) -> Vec<PathBuf> {
+    let is_list = |path: &PathBuf| path.extension().is_some_and(|name| name == "hidden");
+    ade.litter().into_iter().filter(is_list).collect()
 }
 
 #[test]
@@ -148,6 +171,11 @@ fn a_broker_that_had_children_before_ends_only_what_is_proved_to_be_its_own() {
     signal(bare.worker, Signal::SIGKILL);
     bare.wait_gone();
     goes_on(&ade, &bare.chat);
+    // Who left that session too was listed by the worker.
+    let tree = HiddenTree::grow(&ade, &mut rpc);
+    tree.wait_listed(&ade);
+    signal(tree.worker, Signal::SIGKILL);
+    tree.wait_gone();
     assert_eq!(ade.stop_broker(), Some(0));
     let spared = strangers.iter().filter(|pid| is_alive(**pid)).count();
     for pid in strangers {

@@ -13,6 +13,7 @@ mod deaths;
 mod first_process;
 mod given;
 mod hidden;
+mod listed;
 mod stops;
 
 /// Configuration that makes the fake agent the host: by itself, or below a shell
