@@ -24,9 +24,9 @@ use ade_leases::process::{self, Liveness, Pid};
 use nix::errno::Errno;
 use tokio::sync::oneshot;
 
-/// How often it is looked for processes that are outside. One round is enough
-/// unless what is outside forks at that very moment.
-const ROUNDS: usize = 4;
+/// How often it is looked for processes that are outside. Two rounds that find
+/// nobody are enough: one may miss who comes to another parent while it looks.
+const ROUNDS: usize = 6;
 
 /// Bytes of the thread's stack.
 const STACK: usize = 128 * 1024;
@@ -69,11 +69,13 @@ impl Joining {
 /// Moves the host, then whatever is below `root` and not in the cgroup.
 fn move_in(cgroup: &Cgroup, host: Pid, root: Pid) -> io::Result<()> {
     cgroup.put(host)?;
+    let mut empty = 0;
     for _ in 0..ROUNDS {
         let inside = cgroup.pids()?;
         let mut outside = process::offspring(root)?;
         outside.retain(|entry| !entry.is_zombie() && !inside.contains(&entry.pid));
-        if outside.is_empty() {
+        empty = if outside.is_empty() { empty + 1 } else { 0 };
+        if empty == 2 {
             break;
         }
         for entry in outside {
