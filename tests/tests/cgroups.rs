@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use ade_leases::process::{self, Signal};
+use ade_leases::process::{self, HiddenList, Signal};
 use ade_tests::ade::{Ade, is_alive, report, signal, wait_dead};
 use ade_tests::rpc::{Rpc, text_of};
 use ade_tests::turns::{GONE, ended, of_turn};
@@ -41,7 +41,7 @@ fn is_below(folder: &Path, pid: i32) -> bool {
 }
 
 /// A turn that streams, with a process below it that hides from every other
-/// net: nothing but its cgroup tells whose it is.
+/// net: nothing but its cgroup, and in time its worker's list, tells whose it is.
 struct Hidden {
     chat: String,
     turn: String,
@@ -131,7 +131,7 @@ fn what_hides_from_every_other_net_is_swept_by_its_cgroup() {
 }
 
 #[test]
-fn without_the_net_it_is_left_and_everything_else_is_not() {
+fn without_the_net_it_is_swept_by_the_list_of_its_worker() {
     let (mut ade, mut rpc) = started(OFF);
     let status = rpc.call("broker.status", json!({}));
     let about = status["cgroup"].as_str().expect("a sentence");
@@ -139,16 +139,24 @@ fn without_the_net_it_is_left_and_everything_else_is_not() {
     let (said, _) = ade.expect_code(0, &["doctor"]);
     assert!(said.contains("not used: the configuration"), "{said}");
     let hidden = Hidden::grow(&ade, &mut rpc);
+    wait_true("its worker lists it", || {
+        let lists = ade.litter().into_iter();
+        let lists = lists.filter_map(|path| HiddenList::read(&path).ok().flatten());
+        let mut listed = lists.flat_map(|list| list.identities());
+        listed.any(|one| one.pid.get() == hidden.pid)
+    });
     drop(rpc);
     hidden.kill_all_three(&mut ade);
+    assert!(is_alive(hidden.pid));
     ade.serve();
+    wait_within("the hidden one is gone", GONE, || {
+        (!is_alive(hidden.pid)).then_some(())
+    });
     let events = of_turn(&ade.wait_done(&hidden.chat, &hidden.turn), &hidden.turn);
     assert_eq!(ended(&events), "failed");
     wait_true("only the broker is left", || ade.processes().len() == 1);
     let events = ade.turn(&hidden.chat, "emit back");
     assert_eq!(text_of(&events), "back");
-    // Nothing connects it with us: it is neither ended nor named.
-    assert!(is_alive(hidden.pid));
 }
 
 #[test]
