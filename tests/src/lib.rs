@@ -8,6 +8,7 @@
 pub mod ade;
 pub mod agents;
 pub mod cards;
+pub mod cgroups;
 pub mod chaos;
 pub mod commands;
 pub mod disk;

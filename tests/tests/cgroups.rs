@@ -1,10 +1,11 @@
 //! The net of cgroup v2: used where it can be had, needed nowhere.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use ade_leases::process::{self, HiddenList, Signal};
 use ade_tests::ade::{Ade, is_alive, report, signal, wait_dead};
+use ade_tests::cgroups::{below, folder, is_below, place};
 use ade_tests::rpc::{Rpc, text_of};
 use ade_tests::turns::{GONE, ended, of_turn};
 use ade_tests::wait::{wait_true, wait_within};
@@ -17,28 +18,6 @@ fn started(more: &str) -> (Ade, Rpc) {
 }
 
 const OFF: &str = "[worker]\ncgroup = \"off\"\n";
-
-/// The folder that the broker makes cgroups in, where it can.
-fn folder(rpc: &mut Rpc) -> Option<PathBuf> {
-    place(rpc)
-        .map_err(|about| report(&format!("SKIPPED: cgroup v2 is {about}")))
-        .ok()
-}
-
-fn place(rpc: &mut Rpc) -> Result<PathBuf, String> {
-    let status = rpc.call("broker.status", json!({}));
-    let about = status["cgroup"].as_str().expect("a sentence");
-    let folder = about.strip_prefix("each agent is kept in ");
-    folder.map(PathBuf::from).ok_or_else(|| about.to_owned())
-}
-
-/// Whether a process is in one of the cgroups below a folder.
-fn is_below(folder: &Path, pid: i32) -> bool {
-    below(folder).iter().any(|cgroup| {
-        let pids = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-        pids.lines().any(|line| line == pid.to_string())
-    })
-}
 
 /// A turn that streams, with a process below it that hides from every other
 /// net: nothing but its cgroup, and in time its worker's list, tells whose it is.
@@ -60,7 +39,6 @@ impl Hidden {
         let pid = said.lines().find_map(|line| line.strip_prefix("hidden "));
         let pid = pid.and_then(|pid| pid.parse().ok()).expect("a pid");
         if let Ok(folder) = place(rpc) {
-            // The host is moved while it starts; what it started goes with it.
             wait_true("it is in the cgroup", || is_below(&folder, pid));
         }
         Self {
@@ -96,13 +74,6 @@ impl Drop for Hidden {
     fn drop(&mut self) {
         signal(self.pid, Signal::SIGKILL);
     }
-}
-
-/// The cgroups below a folder.
-fn below(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    folders.map(|entry| entry.path()).collect()
 }
 
 #[test]
