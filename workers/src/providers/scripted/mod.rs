@@ -10,6 +10,7 @@
 //! Its session file has the shape of Pi's and is written from the first user
 //! message on. It holds no lease: the worker above it does.
 
+mod cards;
 mod opening;
 mod script;
 mod store;

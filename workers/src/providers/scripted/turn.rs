@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use ade_leases::process;
 use ade_protocol::boot::HOST_ARGV0;
-use ade_protocol::card::{CardKind, CardOption, CardOrigin, CardPayload, Permission};
+use ade_protocol::card::CardOrigin;
 use ade_protocol::event::{Event, NoticeLevel};
 use ade_protocol::frame::{
-    FromWorker, NoticePayload, Send, SendResult, SendStatus, UiNotice, UiRequest, UiResponse, code,
+    FromWorker, NoticePayload, Send, SendResult, SendStatus, UiNotice, code,
 };
 use ade_protocol::{PROTOCOL_VERSION, RequestId};
 use nix::sys::signal::{Signal, raise};
@@ -26,15 +26,15 @@ pub(crate) const ORPHAN_ARG: &str = "--scripted-orphan";
 
 /// What a turn gathers on its way.
 #[derive(Default)]
-struct Spoken {
-    message: String,
+pub(super) struct Spoken {
+    pub(super) message: String,
     text: String,
     usage: Option<Value>,
 }
 
 /// How the steps of a turn ended.
 #[derive(PartialEq, Eq)]
-enum Ended {
+pub(super) enum Ended {
     Done,
     Failed(String),
     Stopped(Stop),
@@ -255,7 +255,7 @@ impl Host {
     }
 
     /// Emits one fragment of text.
-    fn tell(&mut self, text: &str, spoken: &mut Spoken) {
+    pub(super) fn tell(&mut self, text: &str, spoken: &mut Spoken) {
         spoken.text.push_str(text);
         let message_id = spoken.message.clone();
         self.event(&Event::Text {
@@ -354,7 +354,7 @@ impl Host {
         stop.map_or(Ended::Done, Ended::Stopped)
     }
 
-    fn call(&mut self, call_id: &str, name: &str, input: Value) {
+    pub(super) fn call(&mut self, call_id: &str, name: &str, input: Value) {
         self.event(&Event::ToolCall {
             call_id: call_id.into(),
             name: name.into(),
@@ -362,98 +362,13 @@ impl Host {
         });
     }
 
-    fn result(&mut self, call_id: String, name: &str, ok: bool, text: &str) {
+    pub(super) fn result(&mut self, call_id: String, name: &str, ok: bool, text: &str) {
         self.event(&Event::ToolResult {
             call_id,
             name: name.into(),
             ok,
             text: text.into(),
         });
-    }
-
-    fn card(&mut self, title: String, message: String, tool: &str, spoken: &mut Spoken) -> Ended {
-        let call_id = new_id("call");
-        self.call(&call_id, tool, json!({"command": message}));
-        let payload = CardPayload {
-            title: Some(title),
-            source_id: Some(tool.to_owned()),
-            ..question(CardOrigin::Approval, CardKind::Confirm, message)
-        };
-        let answer = match self.question(payload) {
-            Ok(answer) => answer,
-            Err(stop) => {
-                self.result(call_id, tool, false, "cancelled");
-                return Ended::Stopped(stop);
-            }
-        };
-        let allowed = answer.answer().permission() != Permission::No;
-        self.result(
-            call_id,
-            tool,
-            allowed,
-            if allowed { "ok" } else { "denied" },
-        );
-        spoken.message = new_id("msg");
-        Ended::Done
-    }
-
-    fn ask(&mut self, text: String, options: &[String], spoken: &mut Spoken) -> Ended {
-        let option = |label: &String| CardOption {
-            value: label.clone(),
-            label: label.clone(),
-            description: None,
-        };
-        let payload = CardPayload {
-            source_id: Some("ask_user".into()),
-            options: options.iter().map(option).collect(),
-            ..question(CardOrigin::Tool, CardKind::Select, text)
-        };
-        match self.question(payload) {
-            Err(stop) => Ended::Stopped(stop),
-            Ok(answer) => {
-                let said = match answer.value.filter(|_| answer.ok) {
-                    Some(value) => format!("answer: {value}"),
-                    None => "unanswered".into(),
-                };
-                self.tell(&said, spoken);
-                Ended::Done
-            }
-        }
-    }
-
-    fn secret(&mut self, text: String, spoken: &mut Spoken) -> Ended {
-        match self.question(question(CardOrigin::Auth, CardKind::Secret, text)) {
-            Err(stop) => Ended::Stopped(stop),
-            Ok(answer) => {
-                let length = answer
-                    .value
-                    .filter(|_| answer.ok)
-                    .map_or(0, |value| value.chars().count());
-                self.tell(&format!("secret of {length} characters"), spoken);
-                Ended::Done
-            }
-        }
-    }
-
-    fn question(&mut self, payload: CardPayload) -> Result<UiResponse, Stop> {
-        let request_id = RequestId::generate();
-        self.put(&FromWorker::UiRequest(Box::new(UiRequest {
-            request_id: request_id.clone(),
-            turn_id: None,
-            payload,
-        })));
-        loop {
-            if let Some(index) = self
-                .answers
-                .iter()
-                .position(|answer| answer.request_id == request_id)
-            {
-                return Ok(self.answers.swap_remove(index));
-            }
-            if let Some(stop) = self.arrival() {
-                return Err(stop);
-            }
-        }
     }
 
     fn notice(&mut self) {
@@ -490,20 +405,6 @@ impl Host {
     }
 }
 
-fn question(origin: CardOrigin, kind: CardKind, message: String) -> CardPayload {
-    CardPayload {
-        origin,
-        kind,
-        message,
-        title: None,
-        placeholder: None,
-        default_value: None,
-        options: Vec::new(),
-        source_id: None,
-        detail: None,
-    }
-}
-
 /// What an agent says whose login token has expired: two fragments that a broker
 /// knows, broken over lines, with the id of a request behind them.
 fn stale_token() -> String {
@@ -514,7 +415,7 @@ fn stale_token() -> String {
     )
 }
 
-fn new_id(kind: &str) -> String {
+pub(super) fn new_id(kind: &str) -> String {
     format!(
         "{kind}_{}",
         &uuid::Uuid::new_v4().simple().to_string()[..12]
