@@ -44,7 +44,7 @@ pub fn is_alive(pid: i32) -> bool {
 /// Waits until a process is gone or a zombie.
 ///
 /// # Panics
-/// When it is still alive after [`PATIENCE`].
+/// When it is still alive after [`PATIENCE`](crate::wait::PATIENCE).
 #[track_caller]
 pub fn wait_dead(pid: i32) {
     wait_true(&format!("pid {pid} ({}) ends", command_line(pid)), || {
