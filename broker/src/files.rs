@@ -6,6 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::limits;
+
 /// Mode of every file that ade makes.
 pub(crate) const FILE_MODE: u32 = 0o600;
 /// Mode of every folder that ade makes.
@@ -108,6 +110,9 @@ fn staging_name(path: &Path) -> io::Result<PathBuf> {
 /// tell.
 pub(crate) fn remedy(path: &Path, source: &io::Error) -> Option<String> {
     use io::ErrorKind::{IsADirectory, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    if let Some(hint) = limits::hint_for(source) {
+        return Some(hint);
+    }
     let path = path.display();
     match source.kind() {
         StorageFull => Some(format!(

@@ -18,6 +18,14 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 /// database, a client that wants to know what is wrong.
 const RESERVE: u64 = 32;
 
+/// Descriptors that a broker at rest has open, and a few more: with less it could
+/// not even say what is wrong.
+const AT_REST: usize = 24;
+
+/// Descriptors that a library may open for one thing: a database, its log, the
+/// index of that, and the folder.
+const AT_ONCE: usize = 4;
+
 /// Why something new is not begun.
 #[derive(Debug, thiserror::Error)]
 pub enum LimitError {
@@ -86,6 +94,31 @@ pub fn check_room(wanted: u64) -> Result<(), LimitError> {
         Ok((open, limit)) => room(open, limit, wanted),
         Err(_) => Ok(()),
     }
+}
+
+/// Raises the limit, and makes sure that a broker can begin at all.
+///
+/// # Errors
+/// What the system says when there are too few descriptors; [`hint_for`] knows
+/// what to do.
+pub fn check_start() -> io::Result<()> {
+    raise_nofile()?;
+    open_some(AT_REST)
+}
+
+/// Why files can't be opened just now, when that is so: for errors of libraries
+/// that do not pass on what the system said.
+#[must_use]
+pub fn starved() -> Option<io::Error> {
+    let error = open_some(AT_ONCE).err()?;
+    hint_for(&error).is_some().then_some(error)
+}
+
+/// Opens so many at once, and closes them again.
+fn open_some(count: usize) -> io::Result<()> {
+    let open = || std::fs::File::open("/dev/null");
+    let opened: io::Result<Vec<_>> = (0..count).map(|_| open()).collect();
+    opened.map(drop)
 }
 
 /// What can be done about an error that says that no file can be opened any

@@ -40,6 +40,7 @@ pub use unpack::{HostFiles, unpack_host};
 
 use crate::config::{Config, HostProgram, RecoveryKind};
 use crate::home::Home;
+use crate::limits;
 use crate::state::SessionRow;
 use crate::{environment, files};
 
@@ -99,7 +100,10 @@ impl ProviderError {
                     "correct providers.scripted.host in {origin}, or remove it"
                 )]
             }
-            Self::Write { .. } => vec!["make room and make ADE_HOME writable for you".into()],
+            Self::Write { source, .. } => vec![
+                limits::hint_for(source)
+                    .unwrap_or_else(|| "make room and make ADE_HOME writable for you".to_owned()),
+            ],
         }
     }
 }

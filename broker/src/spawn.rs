@@ -123,6 +123,17 @@ impl SpawnError {
     /// What can be done about it.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
+        let starved = match self {
+            Self::Record { source, .. }
+            | Self::Execute { source, .. }
+            | Self::Identify { source, .. }
+            | Self::FirstLine { source, .. }
+            | Self::Reaper(source) => limits::hint_for(source),
+            Self::NoRoom(_) | Self::Closed => None,
+        };
+        if let Some(hint) = starved {
+            return vec![hint];
+        }
         match self {
             Self::NoRoom(limit) => limit.hints(),
             Self::Record { source, .. } if source.kind() == io::ErrorKind::StorageFull => {

@@ -45,7 +45,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavio
 pub use handle::StateHandle;
 pub use rows::{CardRow, Flags, QueuedRow, SessionRow, Settled, TurnRow};
 
-use crate::files;
+use crate::{files, limits};
 
 /// How long a statement waits for another connection. There is none but a
 /// person's `sqlite3`.
@@ -84,6 +84,15 @@ pub enum StateError {
         /// What SQLite said.
         #[source]
         source: rusqlite::Error,
+    },
+    /// No file can be opened any more.
+    #[error("the database cannot open its files: could not {operation}")]
+    NoDescriptor {
+        /// What was being done.
+        operation: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
     },
     /// Another program holds the database.
     #[error("another program holds the database: could not {operation}")]
@@ -150,9 +159,12 @@ impl StateError {
     /// What can be done about it.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
-        if let Self::File { path, source } = self
-            && let Some(remedy) = files::remedy(path, source)
-        {
+        let remedy = match self {
+            Self::File { path, source } => files::remedy(path, source),
+            Self::NoDescriptor { source, .. } => limits::hint_for(source),
+            _ => None,
+        };
+        if let Some(remedy) = remedy {
             return vec![remedy];
         }
         let hint = match self {
@@ -170,7 +182,9 @@ impl StateError {
                  transcripts and the agents' own session files stay"
             }
             Self::NoSession(_) => "list the sessions with `ade ps`",
-            Self::Sql { .. } | Self::TurnRuns(_) | Self::Closed => return Vec::new(),
+            Self::NoDescriptor { .. } | Self::Sql { .. } | Self::TurnRuns(_) | Self::Closed => {
+                return Vec::new();
+            }
         };
         vec![hint.into()]
     }
@@ -186,6 +200,11 @@ fn failed(operation: &'static str) -> impl Fn(rusqlite::Error) -> StateError {
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
             StateError::Damaged { operation, source }
         }
+        // SQLite does not say why.
+        Some(ErrorCode::CannotOpen | ErrorCode::SystemIoFailure) => match limits::starved() {
+            Some(source) => StateError::NoDescriptor { operation, source },
+            None => StateError::Sql { operation, source },
+        },
         _ => StateError::Sql { operation, source },
     }
 }

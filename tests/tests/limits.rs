@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use ade_tests::ade::{Ade, report};
-use ade_tests::commands::like;
+use ade_tests::commands::{like, within};
 use ade_tests::disk::Disk;
 use ade_tests::rpc::text_of;
 use ade_tests::turns::{dones, ended, of_turn, of_type};
@@ -50,6 +50,30 @@ fn the_limit_of_open_files_is_raised_at_the_start() {
     let (soft, broker_hard) = files_limit(ade.broker_pid());
     assert_eq!(soft, broker_hard);
     assert_eq!(soft, hard.to_string());
+}
+
+#[test]
+fn a_broker_that_cannot_open_what_it_needs_says_so_at_the_start() {
+    let ade = Ade::new();
+    let errors = ade.root().join("errors");
+    for limit in 5..=24 {
+        let limits = format!("--nofile={limit}:{limit}");
+        let mut serve = within(limited(&limits), &ade.command(&["serve"]));
+        serve.stderr(fs::File::create(&errors).expect("a file"));
+        let mut broker = serve.spawn().expect("prlimit");
+        let ended = wait_until("it ends", || broker.try_wait().expect("its status"));
+        let said = fs::read_to_string(&errors).expect("its words");
+        if said.contains("loading shared libraries") {
+            // It did not even get to its first line.
+            continue;
+        }
+        assert_eq!(ended.code(), Some(1), "{limit}: {said}");
+        assert!(said.contains("Too many open files"), "{limit}: {said}");
+        assert!(said.contains("ulimit"), "{limit}: {said}");
+        for word in ["panicked", "must be a file of yours", "readable for you"] {
+            assert!(!said.contains(word), "{limit}: {said}");
+        }
+    }
 }
 
 #[test]

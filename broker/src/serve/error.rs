@@ -10,7 +10,7 @@ use crate::lock::LockError;
 use crate::socket::SocketError;
 use crate::spawn::SpawnError;
 use crate::state::StateError;
-use crate::{journal, leftovers};
+use crate::{journal, leftovers, limits};
 
 /// Why a broker did not start.
 #[derive(Debug, thiserror::Error)]
@@ -103,7 +103,9 @@ impl ServeError {
             Self::InsideChat(_) => {
                 vec!["any `ade` command in a terminal of yours starts one that stays".to_owned()]
             }
-            Self::Signals(_) | Self::Leftovers(_) | Self::HomeGone { .. } => Vec::new(),
+            Self::Leftovers(leftovers::LeftoverError::State(error)) => error.hints(),
+            Self::Signals(error) => limits::hint_for(error).into_iter().collect(),
+            Self::HomeGone { .. } => Vec::new(),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ade_broker::home::Home;
-use ade_broker::lock;
+use ade_broker::{limits, lock};
 use ade_leases::process::{Liveness, Pid, ProcessIdentity, Signal, Target, signal};
 use ade_protocol::action::{BrokerStatus, Nothing, name};
 use ade_protocol::exit;
@@ -47,6 +47,8 @@ pub(super) fn serve(
         let _ = nix::unistd::setsid();
     }
     let _log = log::start(&home.logs_dir())?;
+    // Before anything else opens some: not every library says that none is left.
+    limits::check_start().map_err(no_descriptors)?;
     let runtime = Builder::new_multi_thread()
         .worker_threads(threads)
         .thread_name("ade-broker")
@@ -64,6 +66,15 @@ pub(super) fn serve(
         tracing::error!(kind = error.kind(), causes = ?error.causes(), "{error}");
     }
     result
+}
+
+fn no_descriptors(error: std::io::Error) -> CommandError {
+    let hint = limits::hint_for(&error);
+    let failed = CommandError::failed("too few files can be opened for a broker").because(error);
+    match hint {
+        Some(hint) => failed.hint(hint),
+        None => failed,
+    }
 }
 
 /// Tells people once this process answers on its socket.

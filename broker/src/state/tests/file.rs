@@ -116,3 +116,54 @@ fn a_full_database_refuses_and_keeps_what_it_had() {
     state.enqueue(&queued("s", "t2")).unwrap();
     assert_eq!(state.queues().unwrap().len(), 1);
 }
+
+/// In a process of its own, this test fills its descriptors; all others would
+/// starve with it.
+#[test]
+fn a_database_that_finds_no_descriptor_says_so_whatever_it_wanted_to_open() {
+    const CHILD: &str = "ADE_TEST_STARVED";
+    const NAME: &str = "a_database_that_finds_no_descriptor_says_so_whatever_it_wanted_to_open";
+    let folder = TempDir::new().unwrap();
+    let Some(told) = std::env::var_os(CHILD) else {
+        let told = folder.path().join("told");
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args([NAME, "--test-threads=1"]).env(CHILD, &told);
+        let output = child.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{said}");
+        assert!(told.exists(), "the test was run: {said}");
+        return;
+    };
+    use nix::sys::resource::{Resource, setrlimit};
+    setrlimit(Resource::RLIMIT_NOFILE, 64, 64).unwrap();
+    let known = folder.path().join("known.db");
+    drop(State::open(&known).unwrap());
+    let mut held = Vec::new();
+    let mut fill = |free: usize| {
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            held.push(file);
+        }
+        held.truncate(held.len() - free);
+    };
+    let mut by_sqlite = 0;
+    for free in 0..8 {
+        let new = folder.path().join(format!("{free}.db"));
+        fill(free);
+        let opened = [
+            State::open(&new).map(drop),
+            State::open(&known).map(drop),
+            State::look(&known),
+        ];
+        for error in opened.into_iter().filter_map(Result::err) {
+            let hints = error.hints();
+            assert!(
+                hints.len() == 1 && hints[0].contains("ulimit"),
+                "{free}: {error} {hints:?}"
+            );
+            by_sqlite += usize::from(matches!(error, StateError::NoDescriptor { .. }));
+        }
+    }
+    assert!(by_sqlite > 2, "{by_sqlite}");
+    State::open(&known).expect("with eight it works");
+    std::fs::write(told, "").unwrap();
+}
