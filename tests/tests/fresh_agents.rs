@@ -2,8 +2,7 @@
 //! the old one's end and the message. On the scripted provider, told like one
 //! that cannot resume.
 
-use ade_leases::process::Signal;
-use ade_tests::ade::{Ade, signal, wait_dead};
+use ade_tests::ade::Ade;
 use ade_tests::rpc::text_of;
 use ade_tests::turns::{ended, of_turn};
 use serde_json::json;
@@ -68,11 +67,7 @@ fn the_next_broker_knows_which_agent_was_replaced() {
 #[test]
 fn an_agent_that_was_told_nothing_is_not_named_after_it_was_replaced_too() {
     let (mut ade, chat, old) = replaced();
-    ade.kill_broker();
-    for process in ade.processes() {
-        signal(process.pid.get(), Signal::SIGKILL);
-        wait_dead(process.pid.get());
-    }
+    ade.kill_all_with_broker();
     ade.serve();
     told_once(&ade, &chat, &old);
 }

@@ -173,12 +173,7 @@ fn a_message_that_goes_first_goes_first_for_the_next_broker_too() {
     let asked = json!({"sessionId": chat, "prompt": "rather this", "mode": "continue"});
     rpc.call("chat.interrupt", asked);
     drop(rpc);
-    let worker = ade.session(&chat)["workerPid"].as_i64().expect("a pid");
-    ade.kill_broker();
-    ade_tests::ade::signal(
-        i32::try_from(worker).expect("a pid"),
-        ade_leases::process::Signal::SIGKILL,
-    );
+    ade.kill_all_with_broker();
     ade.serve();
     let mut rpc = ade.rpc();
     wait_until("the queue", || {
@@ -264,12 +259,7 @@ fn what_waited_when_a_broker_died_is_neither_lost_nor_doubled() {
     let edited = json!({"sessionId": chat, "turnId": queued[1], "prompt": "two"});
     rpc.call("chat.queue_edit", edited);
     drop(rpc);
-    let worker = ade.session(&chat)["workerPid"].as_i64().expect("a pid");
-    ade.kill_broker();
-    ade_tests::ade::signal(
-        i32::try_from(worker).expect("a pid"),
-        ade_leases::process::Signal::SIGKILL,
-    );
+    ade.kill_all_with_broker();
     ade.serve();
     let mut rpc = ade.rpc();
     let list = wait_until("the queue", || {
@@ -290,12 +280,7 @@ fn a_message_that_runs_does_not_wait_any_more_for_the_next_broker() {
     rpc.call("chat.abort", json!({"sessionId": chat}));
     rpc.event("its word", |envelope| envelope["event"]["text"] == "mine");
     drop(rpc);
-    let worker = ade.session(&chat)["workerPid"].as_i64().expect("a pid");
-    ade.kill_broker();
-    ade_tests::ade::signal(
-        i32::try_from(worker).expect("a pid"),
-        ade_leases::process::Signal::SIGKILL,
-    );
+    ade.kill_all_with_broker();
     ade.serve();
     let mut rpc = ade.rpc();
     rpc.subscribe(&chat, 0);

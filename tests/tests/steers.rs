@@ -1,8 +1,7 @@
 //! A message for a turn whose worker is being replaced, when the broker dies in
 //! the middle: it is delivered as a turn of its own, or cancelled once.
 
-use ade_leases::process::Signal;
-use ade_tests::ade::{Ade, signal, wait_dead};
+use ade_tests::ade::Ade;
 use ade_tests::rpc::{Rpc, text_of};
 use ade_tests::turns::{dones, of_turn, of_type};
 use ade_tests::wait::wait_true;
@@ -87,11 +86,7 @@ fn r16_a_recovery_that_dies_with_its_broker_cancels_the_steer_once() {
     let (mut ade, chat, turn, steer) = steered("!hang");
     wait_true("the message was sent again", || ade.sends(&chat) == 2);
     // Of what waits for the turn's second worker nobody hears any more.
-    ade.kill_broker();
-    for process in ade.processes() {
-        signal(process.pid.get(), Signal::SIGKILL);
-        wait_dead(process.pid.get());
-    }
+    ade.kill_all_with_broker();
     ade.serve();
     cancelled_once(&ade, &chat, &turn, &steer);
 }

@@ -360,10 +360,8 @@ fn settle_pending(worker: &mut Worker) -> Vec<(String, Reply<Steered>)> {
     let mut lifted = Vec::new();
     for (_, pending) in worker.pending.drain() {
         match pending {
-            Pending::Send(_) | Pending::Abort => {}
             Pending::Steer { prompt, reply } => lifted.push((prompt, reply)),
-            Pending::Context(reply) => drop(reply.send(Err(worker_gone()))),
-            Pending::Plain { reply, .. } => drop(reply.send(Err(worker_gone()))),
+            other => other.refuse(&worker_gone()),
         }
     }
     lifted

@@ -112,7 +112,9 @@ impl Actor {
         // response to it is about.
         let id = send_id(turn);
         let request = named(&id, body);
-        if self.tell(&ToWorker::Send(request), id, Pending::Send(turn.clone())) {
+        let pending = Pending::Send(turn.clone());
+        let unsent = self.tell(&ToWorker::Send(request), id, None, pending);
+        if unsent.is_none() {
             return;
         }
         // Boxed: giving a worker up is an input, and an input may write.
@@ -125,21 +127,28 @@ impl Actor {
         });
         let id = request.request_id.clone();
         // The machine has its own deadline for the answer.
-        let _ = self.tell(&ToWorker::Abort(request), id, Pending::Abort);
+        let _ = self.tell(&ToWorker::Abort(request), id, None, Pending::Abort);
     }
 
-    /// Writes a request whose response is awaited. False when the worker does
-    /// not take it.
+    /// Writes a request whose response is awaited, for so long at most where that
+    /// is bounded. Gives back who waits when the worker does not take it.
     #[must_use]
-    fn tell(&mut self, frame: &ToWorker, id: RequestId, pending: Pending) -> bool {
-        let Some(worker) = &mut self.worker else {
-            return false;
+    fn tell(
+        &mut self,
+        frame: &ToWorker,
+        id: RequestId,
+        within: Option<Duration>,
+        pending: Pending,
+    ) -> Option<Pending> {
+        let worker = (self.worker.as_mut()).filter(|worker| worker.link.send(frame));
+        let Some(worker) = worker else {
+            return Some(pending);
         };
-        if !worker.link.send(frame) {
-            return false;
+        worker.pending.insert(id.clone(), pending);
+        if let Some(within) = within {
+            self.watch_request(id, within);
         }
-        worker.pending.insert(id, pending);
-        true
+        None
     }
 
     /// Puts a message into the running turn, or queues it.
@@ -148,25 +157,11 @@ impl Actor {
             prompt: prompt.clone(),
         });
         let id = request.request_id.clone();
-        let frame = ToWorker::Steer(request);
-        if self
-            .worker
-            .as_ref()
-            .is_some_and(|worker| worker.link.send(&frame))
-        {
-            self.watch_request(id.clone(), bound::STEER);
-            if let Some(worker) = &mut self.worker {
-                worker.pending.insert(id, Pending::Steer { prompt, reply });
-            }
-            return;
+        let (frame, pending) = (ToWorker::Steer(request), Pending::Steer { prompt, reply });
+        if let Some(unasked) = self.tell(&frame, id, Some(bound::STEER), pending) {
+            let message = "the worker does not take messages now";
+            unasked.refuse(&RpcError::failed(code::NOT_READY, exit::FAILED, message));
         }
-        let error = RpcError::failed(
-            code::NOT_READY,
-            exit::FAILED,
-            "the worker does not take messages now",
-        );
-        // Whoever asked may have left.
-        let _ = reply.send(Err(error));
     }
 
     /// Passes a request through.
@@ -194,19 +189,8 @@ impl Actor {
                 (ToWorker::Compact(request), None)
             }
         };
-        let sent = self
-            .worker
-            .as_ref()
-            .is_some_and(|worker| worker.link.send(&frame));
-        if !sent {
-            let _ = reply.send(Err(no_worker()));
-            return;
-        }
-        if let Some(within) = within {
-            self.watch_request(id.clone(), within);
-        }
-        if let Some(worker) = &mut self.worker {
-            worker.pending.insert(id, Pending::Plain { ask, reply });
+        if let Some(unasked) = self.tell(&frame, id, within, Pending::Plain { ask, reply }) {
+            unasked.refuse(&no_worker());
         }
     }
 
@@ -214,18 +198,9 @@ impl Actor {
     pub(super) fn ask_context(&mut self, reply: Reply<ContextUsed>) {
         let request = Request::new(Empty {});
         let id = request.request_id.clone();
-        let frame = ToWorker::ContextUsage(request);
-        let sent = self
-            .worker
-            .as_ref()
-            .is_some_and(|worker| worker.link.send(&frame));
-        if !sent {
-            let _ = reply.send(Err(no_worker()));
-            return;
-        }
-        self.watch_request(id.clone(), bound::CONTEXT_USAGE);
-        if let Some(worker) = &mut self.worker {
-            worker.pending.insert(id, Pending::Context(reply));
+        let (frame, within) = (ToWorker::ContextUsage(request), bound::CONTEXT_USAGE);
+        if let Some(unasked) = self.tell(&frame, id, Some(within), Pending::Context(reply)) {
+            unasked.refuse(&no_worker());
         }
     }
 

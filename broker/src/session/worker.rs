@@ -7,6 +7,7 @@ use std::collections::{HashMap, VecDeque};
 
 use ade_protocol::action::{ContextUsed, Steered};
 use ade_protocol::frame::{Ack, ToWorker, UiResponse};
+use ade_protocol::rpc::RpcError;
 use ade_protocol::{Generation, RequestId, Seq, TurnId};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -69,6 +70,20 @@ pub(super) enum Pending {
     Abort,
     /// Anything that only succeeds or fails.
     Plain { ask: Ask, reply: Reply<()> },
+}
+
+impl Pending {
+    /// Tells whoever waits why there will be no response. What the machine waits
+    /// for it learns in another way.
+    pub(super) fn refuse(self, error: &RpcError) {
+        // Whoever asked may have left.
+        match self {
+            Self::Send(_) | Self::Abort => {}
+            Self::Context(reply) => drop(reply.send(Err(error.clone()))),
+            Self::Steer { reply, .. } => drop(reply.send(Err(error.clone()))),
+            Self::Plain { reply, .. } => drop(reply.send(Err(error.clone()))),
+        }
+    }
 }
 
 impl Worker {

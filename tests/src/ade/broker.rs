@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ade_leases::process::Signal;
 
-use super::{Ade, signal};
+use super::{Ade, signal, wait_dead};
 use crate::commands::within;
 use crate::wait::{PATIENCE, wait_until, wait_within};
 
@@ -135,6 +135,19 @@ impl Ade {
         let mut child = self.broker.take().expect("a broker");
         child.kill().expect("SIGKILL");
         child.wait().expect("reaping the broker");
+    }
+
+    /// Kills the broker with SIGKILL, and then all that it had started.
+    ///
+    /// # Panics
+    /// When there is none, or something survives.
+    #[track_caller]
+    pub fn kill_all_with_broker(&mut self) {
+        self.kill_broker();
+        for process in self.processes() {
+            signal(process.pid.get(), Signal::SIGKILL);
+            wait_dead(process.pid.get());
+        }
     }
 
     /// Ends the broker with SIGTERM and returns its exit code.
