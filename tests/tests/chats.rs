@@ -381,6 +381,14 @@ fn a_steer_lands_in_the_running_turn_and_else_becomes_a_turn() {
     let vias: Vec<_> = users.iter().map(|user| &user["via"]).collect();
     assert_eq!(vias, ["send", "steer"]);
     assert_eq!(users[1]["text"], "to the left");
+    // What the agent makes of it comes behind it.
+    let place = |is: &dyn Fn(&Value) -> bool| lines.iter().position(|line| is(&line["event"]));
+    let said = place(&|event| event["via"] == "steer");
+    let answered = place(&|event| {
+        let text = event["text"].as_str();
+        text.is_some_and(|text| text.contains("steered: "))
+    });
+    assert!(said.is_some() && said < answered, "{lines:?}");
 
     let steered = rpc.call(
         "chat.steer",

@@ -1,8 +1,7 @@
 //! Every message that was taken has exactly one end, whatever could not be
 //! written and whoever died before it was.
 
-use ade_leases::process::Signal;
-use ade_tests::ade::{Ade, signal, wait_dead};
+use ade_tests::ade::Ade;
 use ade_tests::disk::{Disk, may_mount};
 use ade_tests::rpc::{Rpc, RpcFailure, text_of};
 use ade_tests::turns::{dones, ended, of_turn, of_type};
@@ -99,13 +98,6 @@ fn said(lines: &[Value]) -> Vec<(String, Vec<(String, String)>)> {
         .collect()
 }
 
-fn kill_workers(ade: &Ade) {
-    for process in ade.processes() {
-        signal(process.pid.get(), Signal::SIGKILL);
-        wait_dead(process.pid.get());
-    }
-}
-
 #[test]
 fn a_message_that_state_db_refuses_leaves_no_beginning_without_an_end() {
     if !may_mount() {
@@ -184,6 +176,26 @@ fn messages_that_waited_end_once_when_the_broker_died_before_it_could_say_so() {
     }
 }
 
+#[test]
+fn a_steer_that_cannot_be_written_down_is_not_said_to_be_delivered() {
+    if !may_mount() {
+        return;
+    }
+    let (ade, disk, mut rpc, chat) = small("");
+    let (turn, _) = ade.send(&mut rpc, &chat, "!emit begun\n!hang");
+    ade.wait_transcript(&chat, "a word", |lines| text_of(lines).ends_with("begun"));
+    fill_up(&ade, &disk, &mut rpc, &chat);
+    let asked = json!({"sessionId": chat, "prompt": "and this"});
+    let refused = rpc.try_call("chat.steer", asked).expect_err("no room");
+    assert_eq!(refused.kind, "transcript", "{refused:?}");
+    disk.make_room();
+    assert_eq!(text_of(&ade.turn(&chat, "and now?")), "You said: and now?");
+    let events = of_turn(&ade.checked_transcript(&chat), &turn);
+    assert_eq!(ended(&events), "failed");
+    let steers = of_type(&events, "user_message");
+    assert!(steers.iter().all(|message| message["text"] != "and this"));
+}
+
 /// A chat with a card and a chat that streams, whose broker and workers died.
 /// The disk of transcripts is full.
 fn lost() -> (Ade, Disk, [(String, String); 2]) {
@@ -196,8 +208,7 @@ fn lost() -> (Ade, Disk, [(String, String); 2]) {
     rpc.subscribe(&asking, after);
     let _card = rpc.card();
     drop(rpc);
-    ade.kill_broker();
-    kill_workers(&ade);
+    ade.kill_all_with_broker();
     for chat in [&chat, &asking] {
         // Nor is there room in its last page.
         let path = ade.home().join(format!("transcripts/chat/{chat}.jsonl"));

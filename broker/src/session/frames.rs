@@ -407,7 +407,10 @@ impl Actor {
                 let used = context_used(&response);
                 let _ = reply.send(used);
             }
-            Some(Pending::Steer { prompt, reply }) => self.steered(&response, prompt, reply),
+            Some(Pending::Steer { prompt, reply }) => {
+                let steered = self.steered(&response, prompt);
+                let _ = reply.send(steered);
+            }
             Some(Pending::Plain { ask, reply }) => {
                 let result = if response.ok {
                     Ok(())
@@ -422,27 +425,32 @@ impl Actor {
         }
     }
 
-    fn steered(&mut self, response: &Response, prompt: String, reply: Reply<Steered>) {
+    /// A worker has answered to a message for the running turn. What it took is
+    /// promised once it is written down.
+    fn steered(&mut self, response: &Response, prompt: String) -> Result<Steered, RpcError> {
         let result = response
             .result
             .as_deref()
             .and_then(|raw| serde_json::from_str::<SteerResult>(raw.get()).ok());
-        let answer = match result {
-            Some(SteerResult { outcome }) if response.ok => {
-                let turn = self.machine.turn().cloned();
-                let event = Event::UserMessage {
-                    text: prompt,
-                    via: Via::Steer,
-                };
-                self.emit(turn.as_ref(), &event);
-                Ok(Steered {
-                    outcome,
-                    turn_id: None,
-                })
-            }
-            _ => Err(refusal(response)),
+        let outcome = match result {
+            Some(SteerResult { outcome }) if response.ok => outcome,
+            _ => return Err(refusal(response)),
         };
-        let _ = reply.send(answer);
+        let turn = self.machine.turn().cloned();
+        let event = Event::UserMessage {
+            text: prompt,
+            via: Via::Steer,
+        };
+        self.emit(turn.as_ref(), &event);
+        if !self.flush()
+            && let Some(failure) = &self.broken
+        {
+            return Err(record::refusal(failure));
+        }
+        Ok(Steered {
+            outcome,
+            turn_id: None,
+        })
     }
 }
 

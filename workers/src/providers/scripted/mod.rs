@@ -302,14 +302,15 @@ impl Host {
         {
             store.user(prompt);
         }
-        let text = format!("steered: {prompt}");
-        self.say(&text);
+        // First: what it does then is an answer to a message that is known.
         self.answer(
             id,
             &SteerResult {
                 outcome: SteerOutcome::Delivered,
             },
         );
+        let text = format!("steered: {prompt}");
+        self.say(&text);
     }
 
     /// Ends the host, a running turn with its own response first.
