@@ -15,6 +15,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use ade_protocol::codec::{self, Line, LineCodec};
+use ade_protocol::event::{Author, EventKind, EventType, event_type};
 use ade_protocol::frame::{FrameFault, FromWorker, Header, Hello, Known, ToWorker};
 use ade_protocol::limits::MAX_MALFORMED_IN_A_ROW;
 use ade_protocol::{Seq, TurnId};
@@ -55,6 +56,9 @@ const WRITE_BATCH: usize = 64 * 1024;
 /// one more entry of a vectored write.
 const DIRECT: usize = 8 * 1024;
 
+/// Characters of an event's type that are repeated.
+const MAX_NAME: usize = 64;
+
 /// What comes from a worker.
 #[derive(Debug)]
 pub enum LinkIn {
@@ -82,8 +86,19 @@ pub struct EventLine {
     pub seq: Seq,
     /// The event: one JSON value in one line, not parsed further.
     pub event: Bytes,
-    /// Whether it belongs in the transcript.
-    pub persisted: bool,
+    /// What becomes of it.
+    pub intake: Intake,
+}
+
+/// What becomes of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Intake {
+    /// It belongs in the transcript.
+    Kept,
+    /// It is a mere sign of life: shown and forgotten.
+    Shown,
+    /// It is not a worker's to send; the name that it bears.
+    Refused(String),
 }
 
 /// A worker that has said `hello` and proved itself.
@@ -312,7 +327,7 @@ fn read_line<'a>(line: &Bytes, text: &'a str) -> Result<Said<'a>, FrameFault> {
             "`event` needs `seq` and `event`".into(),
         ));
     };
-    let persisted = !is_activity(event);
+    let intake = intake(event)?;
     let event = event.get().as_bytes();
     let event = if std::ptr::eq(text.as_ptr(), line.as_ptr()) {
         line.slice_ref(event)
@@ -321,24 +336,22 @@ fn read_line<'a>(line: &Bytes, text: &'a str) -> Result<Said<'a>, FrameFault> {
     };
     Ok(Said::Event(
         header.turn_id,
-        EventLine {
-            seq,
-            event,
-            persisted,
-        },
+        EventLine { seq, event, intake },
     ))
 }
 
-/// Whether an event is a mere sign of life. Workers write the type first, so
-/// one look is enough for theirs; any other order is read properly.
-fn is_activity(event: &RawValue) -> bool {
-    const ACTIVITY: &str = "activity";
-    match event.get().strip_prefix("{\"type\":\"") {
-        Some(rest) => rest
-            .strip_prefix(ACTIVITY)
-            .is_some_and(|rest| rest.starts_with('"')),
-        None => ade_protocol::event::event_type(event).is_ok_and(|kind| kind == ACTIVITY),
-    }
+/// What becomes of an event of a worker. Pure; a worker is not trusted: it reads
+/// what an agent writes, and is a process that the user may have replaced.
+fn intake(event: &RawValue) -> Result<Intake, FrameFault> {
+    let Ok(EventType { kind, name }) = event_type(event) else {
+        let why = "`event` is no object with one `type`";
+        return Err(FrameFault::Malformed(why.into()));
+    };
+    Ok(match (kind.author(), kind) {
+        (Author::Broker, _) => Intake::Refused(name.chars().take(MAX_NAME).collect()),
+        (Author::Worker, EventKind::Activity) => Intake::Shown,
+        (Author::Worker, _) => Intake::Kept,
+    })
 }
 
 /// Writes queued lines, many at once when many wait.

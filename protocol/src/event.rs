@@ -6,6 +6,8 @@
 use std::borrow::Cow;
 
 use schemars::JsonSchema;
+use serde::de::IntoDeserializer;
+use serde::de::value::StrDeserializer;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -14,8 +16,9 @@ use crate::{Generation, RequestId, Seq, SessionId, TurnId};
 
 /// One canonical event.
 ///
-/// The broker writes `user_message`, `status`, `error`, `done`, cards and
-/// notices; workers send the rest.
+/// The broker writes `user_message`, `status`, `done`, cards and notices, and an
+/// `error` before a turn that failed; workers send the rest. Which is whose is
+/// decided by [`EventKind::author`], and both a worker and the broker ask it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     rename_all = "snake_case",
@@ -234,15 +237,194 @@ pub struct Envelope<E = Box<RawValue>> {
     pub event: E,
 }
 
-/// The `type` of a raw canonical event, read without looking at the rest.
+/// Which event it is: its `type` and nothing else.
+///
+/// Has every type of the protocol, those included that no part of this version
+/// makes or shows yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "each is named like the type it stands for")]
+pub enum EventKind {
+    UserMessage,
+    Text,
+    Reasoning,
+    ToolCall,
+    ToolResult,
+    Command,
+    FileChange,
+    Plan,
+    TodoUpdate,
+    Status,
+    Done,
+    Error,
+    Activity,
+    ContextUsage,
+    ContextCompact,
+    CardOpened,
+    CardResolved,
+    Notice,
+    SubagentStarted,
+    SubagentProgress,
+    SubagentResult,
+    TranscriptRetraction,
+    /// A type that this version does not know.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Who may write an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Author {
+    /// The broker alone: the event says how a turn stands, what the user said or
+    /// decided, or what counts in the transcript.
+    Broker,
+    /// A worker, in the words of its agent.
+    Worker,
+}
+
+impl EventKind {
+    /// Who may write events of this kind. A kind that is not known is not
+    /// anybody's to send: it might be a word of a later broker.
+    #[must_use]
+    pub fn author(self) -> Author {
+        // Without a catch-all: a new kind has to be decided here.
+        match self {
+            Self::Text
+            | Self::Reasoning
+            | Self::ToolCall
+            | Self::ToolResult
+            | Self::Command
+            | Self::FileChange
+            | Self::Plan
+            | Self::TodoUpdate
+            | Self::Error
+            | Self::Activity
+            | Self::ContextUsage
+            | Self::ContextCompact
+            | Self::SubagentStarted
+            | Self::SubagentProgress
+            | Self::SubagentResult => Author::Worker,
+            Self::UserMessage
+            | Self::Status
+            | Self::Done
+            | Self::CardOpened
+            | Self::CardResolved
+            | Self::Notice
+            | Self::TranscriptRetraction
+            | Self::Unknown => Author::Broker,
+        }
+    }
+}
+
+impl Event {
+    /// Which event it is.
+    #[must_use]
+    pub fn kind(&self) -> EventKind {
+        match self {
+            Self::UserMessage { .. } => EventKind::UserMessage,
+            Self::Text { .. } => EventKind::Text,
+            Self::Reasoning { .. } => EventKind::Reasoning,
+            Self::ToolCall { .. } => EventKind::ToolCall,
+            Self::ToolResult { .. } => EventKind::ToolResult,
+            Self::Status { .. } => EventKind::Status,
+            Self::Done { .. } => EventKind::Done,
+            Self::Error { .. } => EventKind::Error,
+            Self::Activity { .. } => EventKind::Activity,
+            Self::ContextUsage { .. } => EventKind::ContextUsage,
+            Self::ContextCompact { .. } => EventKind::ContextCompact,
+            Self::CardOpened { .. } => EventKind::CardOpened,
+            Self::CardResolved { .. } => EventKind::CardResolved,
+            Self::Notice { .. } => EventKind::Notice,
+            Self::Unknown => EventKind::Unknown,
+        }
+    }
+}
+
+/// The `type` of a raw canonical event.
+#[derive(Clone, Debug)]
+pub struct EventType<'a> {
+    /// As a kind.
+    pub kind: EventKind,
+    /// As it was written.
+    pub name: Cow<'a, str>,
+}
+
+/// The `type` of a raw canonical event. The rest is read over, so that a second
+/// `type` behind it does not go unnoticed.
 ///
 /// # Errors
-/// When the text is not a JSON object with a string `type`.
-pub fn event_type(raw: &RawValue) -> Result<Cow<'_, str>, serde_json::Error> {
+/// When the text is not a JSON object with one string `type`.
+pub fn event_type(raw: &RawValue) -> Result<EventType<'_>, serde_json::Error> {
     #[derive(Deserialize)]
     struct Peek<'a> {
         #[serde(rename = "type", borrow)]
         kind: Cow<'a, str>,
     }
-    serde_json::from_str::<Peek<'_>>(raw.get()).map(|peek| peek.kind)
+    if !raw.get().starts_with('{') {
+        return Err(serde::de::Error::custom("an event is one JSON object"));
+    }
+    let Peek { kind: name } = serde_json::from_str(raw.get())?;
+    let text: StrDeserializer<'_, serde::de::value::Error> = name.as_ref().into_deserializer();
+    let kind = EventKind::deserialize(text).unwrap_or(EventKind::Unknown);
+    Ok(EventType { kind, name })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<(EventKind, String), serde_json::Error> {
+        let raw = RawValue::from_string(text.to_owned()).expect("JSON");
+        event_type(&raw).map(|read| (read.kind, read.name.into_owned()))
+    }
+
+    /// The list of the protocol: who writes which event.
+    #[test]
+    fn only_what_an_agent_says_is_a_workers_to_write() {
+        let workers = "text reasoning tool_call tool_result command file_change plan todo_update \
+                       error activity context_usage context_compact subagent_started \
+                       subagent_progress subagent_result";
+        let brokers = "user_message status done card_opened card_resolved notice \
+                       transcript_retraction something_new Done text\\u0000";
+        for (names, author) in [(workers, Author::Worker), (brokers, Author::Broker)] {
+            for name in names.split_whitespace() {
+                let (kind, _) = read(&format!(r#"{{"x":1,"type":"{name}"}}"#)).expect(name);
+                assert_eq!(kind.author(), author, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_type_cannot_be_hidden() {
+        let (kind, name) = read(r#"{"typ\u0065":"d\u006fne"}"#).expect("a type");
+        assert_eq!((kind, name.as_str()), (EventKind::Done, "done"));
+        for text in [
+            r#"{"type":"text","text":"x","type":"done"}"#,
+            r#"{"type":"text","text":"x","typ\u0065":"done"}"#,
+            r#"["done"]"#,
+            r#"{"type":["done"]}"#,
+            r#"{"type":7}"#,
+            "{}",
+            "7",
+        ] {
+            assert!(read(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_event_has_the_kind_that_is_read_from_it() {
+        for event in [
+            Event::Activity { text: "x".into() },
+            Event::Status {
+                status: TurnStatus::Started,
+            },
+            Event::Notice {
+                level: NoticeLevel::Info,
+                message: "x".into(),
+            },
+        ] {
+            let text = serde_json::to_string(&event).expect("JSON");
+            assert_eq!(read(&text).expect("a type").0, event.kind());
+        }
+    }
 }

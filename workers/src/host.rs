@@ -329,7 +329,8 @@ impl Host {
     }
 }
 
-fn describe(command: &HostCommand) -> String {
+/// The program that a command starts, for people.
+pub(crate) fn describe(command: &HostCommand) -> String {
     match command {
         HostCommand::Scripted => "the scripted host".to_owned(),
         HostCommand::Program { program, .. } => program.clone(),

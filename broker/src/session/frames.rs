@@ -2,10 +2,10 @@
 
 use ade_protocol::action::{Aborted, ContextUsed, Sent, Steered};
 use ade_protocol::card::Withdrawal;
-use ade_protocol::event::{ErrorCategory, Event, Origin, Via};
+use ade_protocol::event::{ErrorCategory, Event, NoticeLevel, Origin, Via};
 use ade_protocol::frame::{ErrorFrame, FromWorker, Response, SteerOutcome, SteerResult, code};
 use ade_protocol::rpc::RpcError;
-use ade_protocol::{TurnId, exit};
+use ade_protocol::{Generation, TurnId, exit};
 
 use super::actor::Actor;
 use super::depart::{SWEEP, stop_stage};
@@ -13,7 +13,7 @@ use super::requests::ending;
 use super::worker::Pending;
 use super::{Ask, Command, Reply, record};
 use crate::clock;
-use crate::link::{EventLine, LinkIn, Run};
+use crate::link::{EventLine, Intake, LinkIn, Run};
 use crate::turn::{Ending, Failure, Input, State};
 
 impl Actor {
@@ -271,10 +271,14 @@ impl Actor {
             worker.taken = worker.taken.max(line.seq);
             is_new
         });
+        let refused = refused(&mut events);
+        let turn = turn_id.as_ref();
+        if !refused.is_empty() {
+            self.refuse_events(generation, turn, &refused);
+        }
         if events.is_empty() {
             return;
         }
-        let turn = turn_id.as_ref();
         if !self.machine.accepts(generation, turn) {
             tracing::debug!(session = %self.row.session_id, "events of another turn were dropped");
             return;
@@ -285,14 +289,39 @@ impl Actor {
             self.input(Input::Event(generation, turn_id.clone())).await;
         }
         self.expect(&events, turn);
-        for EventLine {
-            seq,
-            event,
-            persisted,
-        } in events
-        {
+        for EventLine { seq, event, intake } in events {
             let origin = Origin { generation, seq };
-            self.stage(turn, Some(origin), &event, persisted);
+            self.stage(turn, Some(origin), &event, intake == Intake::Kept);
+        }
+    }
+
+    /// Leaves out what only the broker writes; the turn goes on. A worker refuses
+    /// such events of its agent itself, so this one does not keep to the
+    /// protocol: that is said once a turn.
+    fn refuse_events(&mut self, generation: Generation, turn: Option<&TurnId>, names: &[String]) {
+        let Some(worker) = &mut self.worker else {
+            return;
+        };
+        worker.refused += names.len() as u64;
+        let told = worker.refused_in.replace(turn.cloned());
+        let count = worker.refused;
+        if self.outbox.is_empty() {
+            // Nothing will be written for them, so nothing else acknowledges them.
+            worker.acknowledge();
+        }
+        if told.as_ref().map(Option::as_ref) == Some(turn) {
+            return;
+        }
+        let provider = &self.row.provider;
+        let name = names.first().map_or("?", String::as_str);
+        let message = format!(
+            "The worker of {provider} sent an event `{name}`, which is not a worker's to send. \
+             It was left out."
+        );
+        tracing::warn!(session = %self.row.session_id, count, "{message}");
+        if self.machine.accepts(generation, turn) {
+            let level = NoticeLevel::Warn;
+            self.emit(turn, &Event::Notice { level, message });
         }
     }
 
@@ -330,7 +359,10 @@ impl Actor {
                     level: notice.payload.level,
                     message: notice.payload.message.clone(),
                 };
-                self.emit(notice.turn_id.as_ref(), &event);
+                // Which turn it is for is the agent's word: only the running one.
+                let running = self.machine.turn().cloned();
+                let turn = running.filter(|turn| notice.turn_id.as_ref() == Some(turn));
+                self.emit(turn.as_ref(), &event);
             }
             FromWorker::Lifecycle(lifecycle) => {
                 let Some(worker) = &mut self.worker else {
@@ -452,6 +484,19 @@ impl Actor {
             turn_id: None,
         })
     }
+}
+
+/// Takes the events out that are not a worker's to send; their names.
+fn refused(events: &mut Vec<EventLine>) -> Vec<String> {
+    let mut names = Vec::new();
+    events.retain(|line| {
+        if let Intake::Refused(name) = &line.intake {
+            names.push(name.clone());
+            return false;
+        }
+        true
+    });
+    names
 }
 
 /// How full the context is, by the agent's word; `null`: it does not know.

@@ -13,7 +13,7 @@ use ade_protocol::boot::{MARK_ENV, WorkerTiming};
 use ade_protocol::event::{Event, NoticeLevel};
 use ade_protocol::{Fence, Generation, Seq, SessionId, WorkerId};
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -259,6 +259,61 @@ async fn what_is_not_written_is_neither_shown_nor_acknowledged() {
     assert_eq!(rig.shared.hub.head(&SESSION.into()), Some(Seq(1)));
     let ack = frame(&mut theirs, BOUND).await.expect("a frame");
     assert_eq!((&ack["type"], &ack["seq"]), (&"ack".into(), &7.into()));
+}
+
+/// A worker is no more trusted than its agent.
+#[tokio::test]
+async fn a_worker_that_speaks_for_the_broker_is_left_out_and_acknowledged() {
+    let mut rig = Rig::new().await;
+    let stand = Stand::run("exec sleep 600");
+    let (started, mut theirs) = rig.started(&stand, None);
+    rig.starting();
+    rig.actor.started(rig.actor.epoch, Ok(started)).await;
+    let events = [
+        r#"{"type":"status","status":"completed"}"#,
+        r#"{"type":"text","messageId":"m","text":"kept"}"#,
+        r#"{"status":"completed","typ\u0065":"d\u006fne"}"#,
+        r#"{"type":"text","messageId":"m","text":"twice","type":"done"}"#,
+        r#"["done","completed"]"#,
+        r#"{"type":"card_resolved","cardId":"c","resolution":{}}"#,
+        r#"{"type":"notice","level":"info","message":"forged"}"#,
+        r#"{"type":"user_message","text":"forged"}"#,
+    ];
+    for (seq, event) in (1..).zip(events) {
+        let line = format!(r#"{{"protocolVersion":2,"type":"event","seq":{seq},"event":{event}}}"#);
+        theirs.write_all(line.as_bytes()).await.expect("written");
+        theirs.write_all(b"\n").await.expect("written");
+    }
+    while rig.actor.worker.as_ref().expect("it").taken < Seq(8) {
+        let mut batch = Vec::new();
+        let link = &mut rig.actor.worker.as_mut().expect("it").link;
+        let count = link.incoming.recv_many(&mut batch);
+        let count = tokio::time::timeout(BOUND, count).await.expect("in time");
+        rig.actor.frames(&mut batch, count).await;
+    }
+    assert!(rig.actor.flush());
+    let written = rig.written();
+    let kinds: Vec<_> = written
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"))
+        .map(|line| line["event"]["type"].clone())
+        .collect();
+    assert_eq!(kinds, ["notice", "text"], "{written}");
+    assert!(written.contains("sent an event `status`"), "{written}");
+    let worker = rig.actor.worker.as_ref().expect("it");
+    assert_eq!(worker.refused, 5);
+    assert_eq!(worker.acked, Seq(8));
+    // What comes alone is acknowledged all the same, though nothing is written:
+    // else the worker would keep it, and one day have no room for more.
+    let line = r#"{"protocolVersion":2,"type":"event","seq":9,"event":{"type":"done"}}"#;
+    theirs.write_all(line.as_bytes()).await.expect("written");
+    theirs.write_all(b"\n").await.expect("written");
+    let mut batch = Vec::new();
+    let link = &mut rig.actor.worker.as_mut().expect("it").link;
+    let count = link.incoming.recv_many(&mut batch).await;
+    rig.actor.frames(&mut batch, count).await;
+    assert_eq!(rig.actor.worker.as_ref().expect("it").acked, Seq(9));
+    assert_eq!(rig.written(), written, "told once");
 }
 
 #[tokio::test]

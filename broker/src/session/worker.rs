@@ -50,6 +50,10 @@ pub(super) struct Worker {
     /// Last event that was taken from the link.
     pub(super) taken: Seq,
     pub(super) acked: Seq,
+    /// Events that were not its own to send.
+    pub(super) refused: u64,
+    /// The turn in which that was last said.
+    pub(super) refused_in: Option<Option<TurnId>>,
     pub(super) place: Place,
     /// Whether the pool knows it as idle.
     pub(super) idle: bool,
@@ -111,6 +115,8 @@ impl Worker {
             answers: VecDeque::new(),
             taken: Seq(0),
             acked: Seq(0),
+            refused: 0,
+            refused_in: None,
             place: started.place,
             idle: false,
         }

@@ -5,6 +5,7 @@ mod pi;
 pub(crate) mod scripted;
 
 use ade_protocol::Generation;
+use ade_protocol::event::{Author, Event, EventKind, EventType, NoticeLevel, event_type};
 use serde_json::value::RawValue;
 
 /// An event of a host that cannot be mapped. The text never quotes it.
@@ -21,6 +22,20 @@ impl From<serde_json::Error> for MapError {
         ))
     }
 }
+
+/// What an event of a host says.
+#[derive(Debug)]
+pub(crate) enum Mapped<'a> {
+    /// A canonical event as JSON text.
+    Event(EventKind, &'a str),
+    /// A notice: the broker makes the event of it.
+    Notice(NoticeLevel, String),
+    /// An event that only the broker writes; the name that it bears.
+    Refused(String),
+}
+
+/// Characters of an event's type that are repeated.
+const MAX_NAME: usize = 64;
 
 /// Turns a provider's own events into canonical ones.
 #[derive(Debug)]
@@ -40,28 +55,36 @@ impl Mapper {
         }
     }
 
-    /// Maps one event; `emit` gets each canonical event as JSON text. An event
-    /// that clients have no use for gives none.
+    /// Maps one event; `emit` gets each thing that it says. An event that clients
+    /// have no use for says nothing.
     ///
     /// # Errors
     /// [`MapError`] when the event has not the shape that its kind promises.
     pub(crate) fn map(
         &mut self,
         raw: &RawValue,
-        mut emit: impl FnMut(&str),
+        mut emit: impl FnMut(Mapped<'_>),
     ) -> Result<(), MapError> {
         match self {
             Self::Identity => {
-                let kind = ade_protocol::event::event_type(raw)?;
-                if kind.is_empty() {
+                let EventType { kind, name } = event_type(raw)?;
+                if name.is_empty() {
                     return Err(MapError("its type is empty".into()));
                 }
-                emit(raw.get());
+                emit(match kind.author() {
+                    Author::Worker => Mapped::Event(kind, raw.get()),
+                    Author::Broker => Mapped::Refused(name.chars().take(MAX_NAME).collect()),
+                });
                 Ok(())
             }
             Self::Pi(mapper) => {
-                if let Some(event) = mapper.map(raw)? {
-                    emit(&serde_json::to_string(&event)?);
+                match mapper.map(raw)? {
+                    Some(Event::Notice { level, message }) => emit(Mapped::Notice(level, message)),
+                    Some(event) => {
+                        let text = serde_json::to_string(&event)?;
+                        emit(Mapped::Event(event.kind(), &text));
+                    }
+                    None => {}
                 }
                 Ok(())
             }

@@ -2,8 +2,10 @@
 
 use ade_protocol::card::CardOrigin;
 use ade_protocol::codec::{self, Line};
+use ade_protocol::event::{EventKind, NoticeLevel};
 use ade_protocol::frame::{
-    FrameFault, FromWorker, Header, Known, Ready, Response, ToWorker, UiCancel, UiRequest, code,
+    FrameFault, FromWorker, Header, Known, NoticePayload, Ready, Response, ToWorker, UiCancel,
+    UiNotice, UiRequest, code,
 };
 use ade_protocol::limits::{MAX_LINE, MAX_MALFORMED_IN_A_ROW};
 use ade_protocol::{PROTOCOL_VERSION, RequestId};
@@ -21,6 +23,7 @@ use crate::host::HostEvent;
 use crate::ladder::StopStage;
 use crate::outbox::Weight;
 use crate::pending::Kind;
+use crate::providers::Mapped;
 
 /// How long a host that closed one of its pipes may take to end, before it
 /// counts as one that lives on.
@@ -29,12 +32,15 @@ const PIPE_CLOSED: Duration = Duration::from_millis(500);
 /// Bytes that an `event` frame adds to the event that it carries, at most.
 const EVENT_FRAME: usize = 256;
 
-/// How the text of an event begins that says what a tool does. One that begins
-/// otherwise only waits for the next look a little longer.
-const OF_A_TOOL: &str = r#"{"type":"tool_"#;
-
-/// Events that mean something outside of a turn as well.
-const TURNLESS: &[&str] = &["context_usage", "context_compact", "activity", "notice"];
+/// What a host reports that this worker tells the broker in its own words: it
+/// acts on them.
+const OWN_OPERATIONS: &[&str] = &[
+    "sweep",
+    code::LEASE_LOST,
+    code::HOST_EXITED,
+    code::PROTOCOL_ERROR,
+    code::FRAME_TOO_LONG,
+];
 
 /// Lifecycle events that this worker tells in its own words.
 const OWN_WORDS: &[&str] = &["worker_started", "ready", "host_exited", "stopping"];
@@ -160,16 +166,21 @@ impl Session {
         let out = &mut self.link.out;
         let turn = self.turn.as_ref().map(|turn| &turn.id);
         let (mut made, mut stray, mut too_long, mut tool) = (false, 0, 0, false);
-        let mapped = self.mapper.map(raw, |event| {
-            tool |= event.starts_with(OF_A_TOOL);
-            if event.len() > MAX_LINE - EVENT_FRAME {
-                too_long += 1;
-            } else if turn.is_none() && !is_turnless(event) {
-                stray += 1;
-            } else {
-                out.event(turn, event);
-                made = true;
+        let (mut notice, mut refused) = (None, None);
+        let mapped = self.mapper.map(raw, |said| match said {
+            Mapped::Event(kind, event) => {
+                tool |= matches!(kind, EventKind::ToolCall | EventKind::ToolResult);
+                if event.len() > MAX_LINE - EVENT_FRAME {
+                    too_long += 1;
+                } else if turn.is_none() && !is_turnless(kind) {
+                    stray += 1;
+                } else {
+                    out.event(turn, event);
+                    made = true;
+                }
             }
+            Mapped::Notice(level, message) => notice = Some((level, message)),
+            Mapped::Refused(name) => refused = Some(name),
         });
         self.counts.stray += stray;
         if tool {
@@ -177,6 +188,12 @@ impl Session {
         }
         if let Some(turn) = &mut self.turn {
             turn.seen |= made;
+        }
+        if let Some((level, message)) = notice {
+            self.notice(level, &message);
+        }
+        if let Some(name) = refused {
+            self.refuse_event(&name);
         }
         if too_long > 0 {
             self.log("warn", "an event of more than 16 MiB was left out");
@@ -187,6 +204,43 @@ impl Session {
                 self.log("warn", &error.to_string());
             }
         }
+    }
+
+    /// A notice in the running turn, if there is one.
+    fn notice(&mut self, level: NoticeLevel, message: &str) {
+        let payload = NoticePayload {
+            origin: CardOrigin::Extension,
+            level,
+            message: self.masker.mask(message).into_owned(),
+            source_id: None,
+            detail: None,
+        };
+        let turn_id = self.turn.as_ref().map(|turn| turn.id.clone());
+        let notice = UiNotice { turn_id, payload };
+        self.send(&FromWorker::UiNotice(notice), Weight::Informs);
+    }
+
+    /// An agent may not speak for the broker: the event is left out and the turn
+    /// goes on. Told once a turn.
+    fn refuse_event(&mut self, name: &str) {
+        self.counts.refused += 1;
+        let turn = self.turn.as_ref().map(|turn| turn.id.clone());
+        let told = self.refused_in.replace(turn.clone());
+        if told == Some(turn) {
+            return;
+        }
+        let host = crate::host::describe(&self.boot.host);
+        let instead = match name {
+            "notice" => "; it can send a `ui_notice` frame",
+            "card_opened" => "; it can send a `ui_request` frame",
+            "status" | "done" => "; a turn ends with the response to its `send`",
+            _ => "",
+        };
+        let message = format!(
+            "The agent's host ({host}) sent an event `{name}`, which is not a host's to \
+             send{instead}. It was left out."
+        );
+        self.notice(NoticeLevel::Warn, &message);
     }
 
     fn on_host_frame(&mut self, frame: FromWorker) {
@@ -204,6 +258,11 @@ impl Session {
             FromWorker::UiRequest(card) => self.on_card(*card),
             FromWorker::UiCancel(cancel) => self.on_cancel(cancel),
             FromWorker::UiNotice(mut notice) => {
+                let running = self.turn.as_ref().map(|turn| &turn.id);
+                if notice.turn_id.as_ref() != running {
+                    // For no other turn: that one is over, or never was.
+                    notice.turn_id = None;
+                }
                 notice.payload.message = self.masker.mask(&notice.payload.message).into_owned();
                 self.send(&FromWorker::UiNotice(notice), Weight::Informs);
             }
@@ -216,6 +275,9 @@ impl Session {
             FromWorker::Error(mut error) => {
                 error.error = self.masker.mask(&error.error).into_owned();
                 error.detail = error.detail.map(|detail| self.mask_value(detail));
+                if OWN_OPERATIONS.contains(&error.operation.as_str()) {
+                    error.operation = format!("agent:{}", error.operation);
+                }
                 self.send(&FromWorker::Error(error), Weight::Informs);
             }
             FromWorker::Log(mut log) => {
@@ -363,10 +425,10 @@ impl Session {
     }
 }
 
-fn is_turnless(event: &str) -> bool {
-    let raw: Result<&RawValue, _> = serde_json::from_str(event);
-    let kind = raw
-        .ok()
-        .and_then(|raw| ade_protocol::event::event_type(raw).ok());
-    kind.is_some_and(|kind| TURNLESS.contains(&kind.as_ref()))
+/// Whether an event means something outside of a turn as well.
+fn is_turnless(kind: EventKind) -> bool {
+    matches!(
+        kind,
+        EventKind::ContextUsage | EventKind::ContextCompact | EventKind::Activity
+    )
 }

@@ -216,6 +216,7 @@ impl Session {
             ("noiseLines", counts.noise),
             ("malformedFrames", counts.malformed),
             ("strayFrames", counts.stray),
+            ("refusedEvents", counts.refused),
         ] {
             if count > 0 {
                 detail[name] = count.into();

@@ -62,6 +62,8 @@ struct Counts {
     malformed_in_a_row: u32,
     stray: u64,
     unmapped: u64,
+    /// Events that only the broker writes.
+    refused: u64,
     /// Types that were logged already.
     unknown_types: HashSet<String>,
 }
@@ -102,6 +104,8 @@ pub(crate) struct Session {
     masker: Masker,
     noise: Tail,
     counts: Counts,
+    /// The turn in which a refused event was last told of.
+    refused_in: Option<Option<TurnId>>,
     frames: u64,
     input_broken: Option<Instant>,
     output_closed: Option<Instant>,
@@ -176,6 +180,7 @@ impl Session {
             masker,
             noise: Tail::new(NOISE_LOG),
             counts: Counts::default(),
+            refused_in: None,
             frames: 0,
             input_broken: None,
             output_closed: None,
