@@ -331,6 +331,16 @@ async fn show(manager: &Manager, request: &ChatShow) -> Result<ChatShown, RpcErr
         .await
         .map_err(|error| failed(error.to_string()))?
         .map_err(|error| failed(error.to_string()))?;
+    if page.events.is_empty() && head.is_some_and(|head| head > after) {
+        let path = manager.shared().home.transcript(&request.session_id);
+        let message = format!(
+            "the events of {} are not in {} any more: the file was removed or replaced",
+            request.session_id,
+            path.display()
+        );
+        return Err(RpcError::failed("transcript", exit::FAILED, message)
+            .hint("put the file back if you have it; else the chat goes on in a new one"));
+    }
     let more = !page.reached_end || page.events.len() > limit;
     let events = page
         .events

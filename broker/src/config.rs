@@ -30,8 +30,8 @@ use ade_protocol::exit;
 use self::file::FileReader;
 use self::settings::{Value, settings};
 use crate::budget::Limits;
+use crate::files;
 use crate::home::Home;
-use crate::limits;
 use crate::turn::{Recovery, Rules, Timing};
 
 /// Kinds of agents that can have settings.
@@ -77,7 +77,7 @@ impl ConfigError {
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         vec![match self {
-            Self::Read { path, source } => limits::hint_for(source).unwrap_or_else(|| {
+            Self::Read { path, source } => files::remedy(path, source).unwrap_or_else(|| {
                 format!("make {} readable for you, or move it away", path.display())
             }),
             Self::Invalid { remedy, .. } => remedy.clone(),

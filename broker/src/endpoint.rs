@@ -24,7 +24,6 @@ use futures_util::StreamExt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
-use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::codec::FramedRead;
@@ -133,29 +132,6 @@ pub async fn serve(stream: UnixStream, peer: Peer, manager: Arc<Manager>, about:
     if tokio::time::timeout(LAST_WORDS, writing).await.is_err() {
         aborter.abort();
     }
-}
-
-/// Tells a client for which there is no place why, as the answer to its first
-/// request where it makes one at once. The caller bounds how many are told.
-pub async fn refuse(stream: UnixStream, most: usize) {
-    /// For its first request, and for its reading of the answer.
-    const PATIENCE: Duration = Duration::from_secs(1);
-    /// A longer request is not read to its end.
-    const FIRST: usize = 64 * 1024;
-    let message = format!("{most} clients are connected to this broker, and it serves no more");
-    let error = RpcError::failed("too_many_clients", exit::FAILED, message)
-        .hint("end some of them and try again; `ade stop` works all the same");
-    let (reader, mut writer) = stream.into_split();
-    let mut reader = FramedRead::new(reader, LineCodec::with_max(FIRST));
-    let id = match tokio::time::timeout(PATIENCE, reader.next()).await {
-        Ok(Some(Ok(Line::Whole(line)))) => {
-            Call::parse(&codec::text(&line)).map_or_else(|bad| bad.id, |call| call.id)
-        }
-        _ => None,
-    };
-    let line = format!("{}\n", error_line(id.as_deref(), &error));
-    // Whoever does not read it is let go all the same.
-    let _ = tokio::time::timeout(PATIENCE, writer.write_all(line.as_bytes())).await;
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

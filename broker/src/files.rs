@@ -109,7 +109,9 @@ fn staging_name(path: &Path) -> io::Result<PathBuf> {
 /// What to do about a place that takes no file; `None` when the error does not
 /// tell.
 pub(crate) fn remedy(path: &Path, source: &io::Error) -> Option<String> {
-    use io::ErrorKind::{IsADirectory, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    use io::ErrorKind::{
+        InvalidData, IsADirectory, QuotaExceeded, ReadOnlyFilesystem, StorageFull,
+    };
     if let Some(hint) = limits::hint_for(source) {
         return Some(hint);
     }
@@ -127,6 +129,9 @@ pub(crate) fn remedy(path: &Path, source: &io::Error) -> Option<String> {
             "the limit of file sizes is too low: raise it (`ulimit -f`) and try again".to_owned(),
         ),
         IsADirectory => Some(format!("a file belongs there: move the folder {path} away")),
+        InvalidData => Some(format!(
+            "{path} is not text in UTF-8: save it as that, or move it away"
+        )),
         _ => None,
     }
 }

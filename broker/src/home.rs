@@ -83,6 +83,14 @@ impl Home {
         // A home that exists is known by its real path from the start; the
         // socket's length is that of the real path too.
         let root = fs::canonicalize(&root).unwrap_or(root);
+        for (name, path) in [(HOME_ENV, Some(&root)), (SOCKET_ENV, socket.as_ref())] {
+            if let Some(path) = path.filter(|path| path.to_str().is_none()) {
+                return Err(HomeError::NotText {
+                    name,
+                    path: path.clone(),
+                });
+            }
+        }
         let home = Self { root, socket };
         home.check_socket_paths()?;
         Ok(home)

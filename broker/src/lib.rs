@@ -37,6 +37,7 @@ pub mod pool;
 pub mod preflight;
 pub mod providers;
 pub mod reap;
+mod refusal;
 mod remains;
 pub mod session;
 pub mod shared;

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use ade_leases::process::{Liveness, ProcessIdentity};
 use ade_protocol::exit;
+use ade_protocol::rpc::RpcError;
 use fs4::{FileExt, TryLockError};
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +63,14 @@ pub enum LockError {
         /// Which one.
         Box<Holder>,
     ),
+    /// The broker that runs says that it does not hand over.
+    #[error("the broker with pid {} does not hand over: {}", holder.pid, why.message)]
+    Refused {
+        /// Which one.
+        holder: Box<Holder>,
+        /// Why, in its words.
+        why: RpcError,
+    },
     /// The lock was free, for its file had been removed under a broker that
     /// still listens.
     #[error(
@@ -120,7 +129,7 @@ impl LockError {
                 exit::ALREADY_RUNNING
             }
             Self::Stuck(_) => exit::TIMED_OUT,
-            Self::Io { .. } => exit::FAILED,
+            Self::Refused { .. } | Self::Io { .. } => exit::FAILED,
         }
     }
 
@@ -131,15 +140,34 @@ impl LockError {
             Self::AlreadyRunning(Some(holder)) if is_stopped(holder.pid) => remedies(holder.pid),
             Self::AlreadyRunning(_) => vec!["use it, or end it with `ade stop`".into()],
             Self::Stuck(holder) => remedies(holder.pid),
+            Self::Refused { why, .. } => why
+                .data
+                .iter()
+                .flat_map(|data| data.hints.clone())
+                .collect(),
             Self::StillListening { pid: Some(pid), .. }
             | Self::StillHeld { pid: Some(pid), .. } => remedies(*pid),
             Self::StillListening { .. } | Self::StillHeld { .. } => Vec::new(),
-            Self::Io { path, source, .. } => {
-                vec![files::remedy(path, source).unwrap_or_else(|| {
-                    "ADE_HOME must be on a file system with locks; choose another one".into()
-                })]
+            Self::Io {
+                operation,
+                path,
+                source,
+            } => {
+                vec![files::remedy(path, source).unwrap_or_else(|| remedy(operation, path))]
             }
         }
+    }
+}
+
+/// What to do about a lock file when the error does not tell.
+fn remedy(operation: &str, path: &std::path::Path) -> String {
+    if operation == "lock" {
+        "ADE_HOME must be on a file system with locks; choose another one".into()
+    } else {
+        format!(
+            "{} must be a file that you can read and write: look at it and at the folder above",
+            path.display()
+        )
     }
 }
 

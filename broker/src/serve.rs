@@ -47,7 +47,7 @@ use crate::spawn::Spawner;
 use crate::state::{State, StateHandle};
 use crate::stuck::Stuck;
 use crate::sweep::Kept;
-use crate::{ancestry, clock, endpoint, leftovers, limits, sweep, takeover, unknown};
+use crate::{ancestry, clock, endpoint, leftovers, limits, refusal, sweep, takeover, unknown};
 
 /// How long all sessions may take to stop. The escort of each has bounds of its
 /// own; this one only guards the broker's end.
@@ -70,7 +70,7 @@ const HANDOVER_BOUND: Duration = Duration::from_secs(5);
 /// Connections that are served at once. One more is told so and let go.
 const CONNECTIONS: usize = 512;
 
-/// Connections that are being told so. One more is let go without a word.
+/// Connections that are being told so. One more is told and not listened to.
 const REFUSALS: usize = 64;
 
 /// How a broker is started.
@@ -120,14 +120,14 @@ pub async fn serve(options: ServeOptions) -> Result<(), ServeError> {
 }
 
 /// Why a broker ends.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 enum End {
     /// It was told to, with its sessions.
     Stop,
     /// Its sessions are another broker's.
     HandOver,
-    /// There is nothing left to serve.
-    HomeGone,
+    /// There is nothing left to serve, for this is gone.
+    Gone(PathBuf),
 }
 
 struct Broker {
@@ -136,6 +136,8 @@ struct Broker {
     control: BoundSocket,
     workers: BoundSocket,
     ground: Ground,
+    /// How it stood when it was looked at last.
+    footing: Footing,
 }
 
 impl Broker {
@@ -173,10 +175,8 @@ impl Broker {
             stuck: Stuck::default(),
             home: home.clone(),
         };
-        let ground = Ground::of(home.root()).map_err(|source| HomeError::Prepare {
-            path: home.root().to_owned(),
-            source,
-        })?;
+        let ground =
+            Ground::of(&home).map_err(|(path, source)| HomeError::Prepare { path, source })?;
         let manager = Arc::new(Manager::load(Arc::new(shared), takeover, closed.owed).await?);
         let workers = socket::bind(&home.workers_socket())?;
         let control = socket::bind(&home.control_socket())?;
@@ -200,6 +200,7 @@ impl Broker {
             control,
             workers,
             ground,
+            footing: Footing::Firm,
         })
     }
 
@@ -220,7 +221,7 @@ impl Broker {
                 _ = hangup.recv() => tracing::info!("SIGHUP is ignored"),
                 () = self.about.stop.cancelled() => break End::Stop,
                 () = self.about.handover.cancelled() => break End::HandOver,
-                _ = looks.tick() => if let Some(end) = self.look(lock) {
+                _ = looks.tick() => if let Some(end) = self.look(lock).await {
                     break end;
                 },
             }
@@ -230,40 +231,82 @@ impl Broker {
             return Ok(());
         }
         self.stop(&mut term, &mut interrupt).await;
-        if end == End::HomeGone {
-            let home = self.manager.shared().home.root().to_owned();
-            return Err(ServeError::HomeGone { home });
+        if let End::Gone(path) = end {
+            return Err(ServeError::Gone { path });
         }
         Ok(())
     }
 
     /// Looks whether the home is still there, and mends what can be mended.
-    fn look(&mut self, lock: &mut BrokerLock) -> Option<End> {
-        let home = self.manager.shared().home.clone();
-        match self.ground.footing(lock) {
-            Footing::HomeGone => {
-                tracing::error!(home = %home.root().display(), "the home is gone: the broker ends");
-                return Some(End::HomeGone);
+    async fn look(&mut self, lock: &mut BrokerLock) -> Option<End> {
+        let footing = self.ground.footing(lock);
+        // Seen twice: what is being removed may be all of the home, and nothing is
+        // to be made in it then.
+        let again = std::mem::replace(&mut self.footing, footing.clone()) == footing;
+        match footing {
+            Footing::Gone(path) => {
+                tracing::error!(path = %path.display(), "it is gone: the broker ends");
+                return Some(End::Gone(path));
             }
-            Footing::LockLost => match BrokerLock::take(&home, &self.about.runtime.version) {
-                Ok(again) => {
-                    tracing::warn!("the lock file was removed; the lock was taken again");
-                    *lock = again;
-                }
-                Err(LockError::AlreadyRunning(holder)) => {
-                    tracing::error!(?holder, "another broker has the lock by now: it gets all");
-                    return Some(End::HandOver);
-                }
-                Err(error) => {
-                    tracing::error!(%error, "the lock is lost: the broker ends");
-                    return Some(End::HomeGone);
-                }
-            },
-            Footing::Firm => {}
+            Footing::LockLost => return self.lock_lost(lock),
+            Footing::StateLost if again => self.put_state_back().await,
+            Footing::TranscriptsLost if again => self.make_transcripts(),
+            Footing::StateLost | Footing::TranscriptsLost | Footing::Firm => {}
         }
         self.control.bind_again();
         self.workers.bind_again();
         None
+    }
+
+    fn lock_lost(&self, lock: &mut BrokerLock) -> Option<End> {
+        let home = &self.manager.shared().home;
+        match BrokerLock::take(home, &self.about.runtime.version) {
+            Ok(again) => {
+                tracing::warn!("the lock file was removed; the lock was taken again");
+                *lock = again;
+                None
+            }
+            Err(LockError::AlreadyRunning(holder)) => {
+                tracing::error!(?holder, "another broker has the lock by now: it gets all");
+                Some(End::HandOver)
+            }
+            Err(error) => {
+                tracing::error!(%error, "the lock is lost: the broker ends");
+                Some(End::Gone(home.broker_lock()))
+            }
+        }
+    }
+
+    async fn put_state_back(&mut self) {
+        let shared = self.manager.shared();
+        let path = shared.home.state_db();
+        match shared.state.put_back(path.clone()).await {
+            Ok(()) => {
+                tracing::warn!(path = %path.display(), "the database was removed; it was put back");
+                self.renew();
+            }
+            Err(error) => tracing::error!(%error, "the database was removed and not put back"),
+        }
+    }
+
+    fn make_transcripts(&mut self) {
+        match self.manager.shared().home.clone().prepare() {
+            Ok(home) => {
+                let folder = home.transcripts_dir();
+                tracing::error!(
+                    folder = %folder.display(),
+                    "the transcripts were removed; what they held is lost, and new ones begin"
+                );
+                self.renew();
+            }
+            Err(error) => tracing::error!(%error, "the folder of the transcripts was not made"),
+        }
+    }
+
+    fn renew(&mut self) {
+        if let Err((path, error)) = self.ground.renew() {
+            tracing::error!(path = %path.display(), %error, "it can't be watched over");
+        }
     }
 
     /// Stops every session, within bounds.
@@ -326,12 +369,14 @@ impl Broker {
         };
         let Ok(place) = Arc::clone(&places.serve).try_acquire_owned() else {
             tracing::warn!("{CONNECTIONS} clients are connected; one more was refused");
-            if let Ok(place) = Arc::clone(&places.refuse).try_acquire_owned() {
-                tokio::spawn(async move {
-                    endpoint::refuse(stream, CONNECTIONS).await;
-                    drop(place);
-                });
-            }
+            let Ok(place) = Arc::clone(&places.refuse).try_acquire_owned() else {
+                return refusal::brush_off(&stream, CONNECTIONS);
+            };
+            let (manager, about) = (Arc::clone(&self.manager), Arc::clone(&self.about));
+            tokio::spawn(async move {
+                refusal::refuse(stream, peer, CONNECTIONS, (&manager, &about)).await;
+                drop(place);
+            });
             return;
         };
         let (manager, about) = (Arc::clone(&self.manager), Arc::clone(&self.about));

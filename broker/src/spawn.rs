@@ -136,14 +136,18 @@ impl SpawnError {
         }
         match self {
             Self::NoRoom(limit) => limit.hints(),
-            Self::Record { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                vec!["make room on the disk that ADE_HOME is on".into()]
-            }
+            Self::Record { path, source } => files::remedy(path, source).into_iter().collect(),
             Self::Execute { source, .. } if source.kind() == io::ErrorKind::OutOfMemory => {
                 vec!["the machine is out of memory: stop some sessions".into()]
             }
             Self::Execute { source, .. } if source.kind() == io::ErrorKind::WouldBlock => {
                 vec!["the limit of processes is reached (`ulimit -u`): stop some sessions".into()]
+            }
+            Self::Execute { executable, .. } => {
+                vec![format!(
+                    "check that {} can be run by you",
+                    executable.display()
+                )]
             }
             _ => Vec::new(),
         }

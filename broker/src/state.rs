@@ -25,6 +25,7 @@
 
 mod cards;
 mod handle;
+mod put_back;
 mod rows;
 mod schema;
 mod sessions;
@@ -43,6 +44,7 @@ use ade_protocol::{Fence, SessionId, exit};
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
 pub use handle::StateHandle;
+pub(crate) use put_back::files_of;
 pub use rows::{CardRow, Flags, QueuedRow, SessionRow, Settled, TurnRow};
 
 use crate::{files, limits};
@@ -182,9 +184,20 @@ impl StateError {
                  transcripts and the agents' own session files stay"
             }
             Self::NoSession(_) => "list the sessions with `ade ps`",
-            Self::NoDescriptor { .. } | Self::Sql { .. } | Self::TurnRuns(_) | Self::Closed => {
-                return Vec::new();
-            }
+            Self::Sql { source, .. } => match source.sqlite_error_code() {
+                Some(ErrorCode::CannotOpen) => {
+                    "check that state.db and ADE_HOME are yours, and that the limit of open files \
+                     (`ulimit -n`) leaves room"
+                }
+                Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
+                    "make state.db, state.db-wal and state.db-shm writable for you"
+                }
+                Some(ErrorCode::SystemIoFailure) => {
+                    "look at the disk that ADE_HOME is on: the system could not read or write there"
+                }
+                _ => return Vec::new(),
+            },
+            Self::NoDescriptor { .. } | Self::TurnRuns(_) | Self::Closed => return Vec::new(),
         };
         vec![hint.into()]
     }

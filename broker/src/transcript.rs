@@ -12,6 +12,9 @@
 //!   the next write: it costs itself only;
 //! - a write that fails half-way (full disk) is taken back, and its numbers are
 //!   given out again;
+//! - a file that was removed, replaced or cut under its writer is noticed by the
+//!   next commit, which fails for it; the one after that begins a new file, whose
+//!   numbers go on;
 //! - memory grows neither with the file nor with its number of lines.
 //!
 //! What this module does not do: know what an event means, or wait. Reading
@@ -36,8 +39,7 @@ use serde::Deserialize;
 pub use read::{Page, read_after, read_on};
 pub use scan::{Standing, standings};
 
-use crate::files;
-use crate::limits;
+use crate::{files, footing};
 
 /// Longest line that is read: the longest event and its envelope. A longer one
 /// counts as damaged and is skipped with bounded memory.
@@ -67,6 +69,17 @@ pub enum TranscriptError {
         #[source]
         source: io::Error,
     },
+    /// The file was removed, replaced or cut since it was last written; nothing of
+    /// what was staged counts.
+    #[error(
+        "the transcript {} was removed or replaced under the broker; what it held is not there \
+         any more",
+        path.display()
+    )]
+    Lost {
+        /// The file.
+        path: PathBuf,
+    },
 }
 
 impl TranscriptError {
@@ -79,17 +92,23 @@ impl TranscriptError {
     /// What can be done about it.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
-        let (Self::Read { source, .. } | Self::Write { source, .. }) = self;
-        if let Some(hint) = limits::hint_for(source) {
-            return vec![hint];
-        }
-        let hint = match self {
-            Self::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                "make room on the disk that ADE_HOME is on"
-            }
-            Self::Read { .. } | Self::Write { .. } => "check that the file is yours and writable",
+        let (Self::Read { path, source } | Self::Write { path, source }) = self else {
+            return vec![
+                "the chat goes on in a new one; send the message again if you still want \
+                 it"
+                .into(),
+            ];
         };
-        vec![hint.into()]
+        vec![files::remedy(path, source).unwrap_or_else(|| {
+            match source.kind() {
+                io::ErrorKind::NotFound => {
+                    "the folder above it was removed: the broker makes it again \
+                 within a few seconds; then try again"
+                        .into()
+                }
+                _ => "check that it is a file of yours that you can write".into(),
+            }
+        })]
     }
 }
 
@@ -297,51 +316,70 @@ impl Transcript {
                 self.head.clone_from(&self.staged_head);
                 Ok(())
             }
-            Err(source) => {
+            Err(error) => {
                 self.staged_head.clone_from(&self.head);
-                Err(TranscriptError::Write {
-                    path: self.path.clone(),
-                    source,
+                let path = self.path.clone();
+                Err(match error {
+                    Fault::Write(source) => TranscriptError::Write { path, source },
+                    Fault::Lost => TranscriptError::Lost { path },
                 })
             }
         }
     }
 
-    fn write(&mut self) -> io::Result<()> {
+    fn write(&mut self) -> Result<(), Fault> {
         if self.torn {
             // The torn line and what follows it must not become one line.
             self.staged.insert(0, b'\n');
         }
-        let file = match &mut self.file {
-            Some(file) => file,
-            closed => {
-                let mut options = OpenOptions::new();
-                options.append(true).create(true);
-                let file = files::open_private(&self.path, &mut options)?;
-                let length = file.metadata()?.len();
-                if self.excess && length > self.length {
-                    // Whole lines may be among it, whose numbers are given out
-                    // again now.
-                    file.set_len(self.length)?;
-                } else {
-                    self.length = length;
-                }
-                self.excess = false;
-                closed.insert(file)
-            }
-        };
+        if self.file.is_none() {
+            self.file = Some(self.open_file()?);
+        }
+        let file = self.file.as_mut().expect("it was opened above");
         match file.write_all(&self.staged) {
-            Ok(()) => {
+            Ok(()) if file_is_at(file, &self.path) => {
                 self.length += self.staged.len() as u64;
                 self.torn = false;
                 Ok(())
             }
+            Ok(()) => {
+                self.file = None;
+                self.begin_at(0);
+                Err(Fault::Lost)
+            }
             Err(error) => {
                 self.excess = file.set_len(self.length).is_err();
                 self.file = None;
-                Err(error)
+                Err(Fault::Write(error))
             }
         }
+    }
+
+    fn open_file(&mut self) -> Result<File, Fault> {
+        let mut options = OpenOptions::new();
+        options.append(true).create(true);
+        let file = files::open_private(&self.path, &mut options)?;
+        let length = file.metadata()?.len();
+        if length < self.length {
+            self.begin_at(length);
+            return Err(Fault::Lost);
+        }
+        if self.excess && length > self.length {
+            // Whole lines may be among it, whose numbers are given out again now.
+            file.set_len(self.length)?;
+        } else {
+            self.length = length;
+        }
+        self.excess = false;
+        Ok(file)
+    }
+
+    /// What was written is not there any more; the file has so many bytes by now.
+    fn begin_at(&mut self, length: u64) {
+        self.length = length;
+        self.excess = false;
+        // Perhaps; an empty line does no harm.
+        self.torn = length > 0;
     }
 
     /// Closes the file until the next commit. For sessions at rest.
@@ -350,6 +388,26 @@ impl Transcript {
         self.staged = Vec::new();
         self.staged_head.clone_from(&self.head);
     }
+}
+
+/// Why nothing of a commit counts.
+enum Fault {
+    Write(io::Error),
+    Lost,
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        Self::Write(error)
+    }
+}
+
+/// Whether the open file is the one at the path. One that can't be looked at is
+/// not known to be lost.
+fn file_is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let open = file.metadata();
+    open.is_ok_and(|open| footing::is_same(path, (open.dev(), open.ino())))
 }
 
 /// Writes what serialising an [`ade_protocol::event::Envelope`] would, without

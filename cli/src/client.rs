@@ -240,14 +240,14 @@ impl Client {
                 line.len()
             )));
         }
-        self.wire
-            .write
-            .write_all(line.as_bytes())
-            .await
-            .map_err(|e| gone(&self.socket, e))?;
+        // A broker that hangs up may have said why before.
+        let unwritten = self.wire.write.write_all(line.as_bytes()).await.err();
         let mut early = VecDeque::new();
         loop {
-            let incoming = self.wire.next().await.map_err(|e| gone(&self.socket, e))?;
+            let incoming = match self.wire.next().await {
+                Ok(incoming) => incoming,
+                Err(error) => return Err(gone(&self.socket, unwritten.unwrap_or(error))),
+            };
             if let Some(method) = &incoming.method {
                 if early.len() == EARLY {
                     return Err(CommandError::failed(

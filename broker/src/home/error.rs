@@ -22,6 +22,15 @@ pub enum HomeError {
         /// Its value.
         path: PathBuf,
     },
+    /// A path from the environment is no text; workers and clients are told it as
+    /// text.
+    #[error("{name} must be a path in UTF-8, but it is `{}`", path.display())]
+    NotText {
+        /// The environment variable.
+        name: &'static str,
+        /// Its value.
+        path: PathBuf,
+    },
     /// A socket path is longer than the system's socket addresses.
     #[error(
         "the path of the {what} is {length} bytes long, and this system allows {limit}: {}",
@@ -95,9 +104,10 @@ impl HomeError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Nowhere | Self::NotAbsolute { .. } | Self::SocketPathTooLong { .. } => {
-                exit::USAGE
-            }
+            Self::Nowhere
+            | Self::NotAbsolute { .. }
+            | Self::NotText { .. }
+            | Self::SocketPathTooLong { .. } => exit::USAGE,
             _ => exit::FAILED,
         }
     }
@@ -108,6 +118,9 @@ impl HomeError {
         let hint = match self {
             Self::Nowhere => format!("set {HOME_ENV} to an absolute path"),
             Self::NotAbsolute { name, .. } => format!("set {name} to an absolute path"),
+            Self::NotText { name, .. } => {
+                format!("set {name} to a path whose every name is text in UTF-8")
+            }
             Self::SocketPathTooLong { what: CONTROL, .. } => {
                 format!(
                     "set {HOME_ENV} to a shorter path, or {SOCKET_ENV} to a short path for the socket alone"

@@ -2,6 +2,12 @@
 
 use std::time::Duration;
 
+use ade_protocol::codec::{Line, LineCodec};
+use ade_protocol::rpc::{self, Incoming, InitializeParams, RpcError};
+use futures_util::StreamExt;
+use tokio::net::UnixStream;
+use tokio_util::codec::FramedRead;
+
 use super::{ServeError, ServeOptions};
 use crate::hold::{self, Hold};
 use crate::home::Home;
@@ -28,6 +34,12 @@ const HOLD_LOOK: Duration = Duration::from_millis(5);
 /// another taken its place.
 const ASK_AGAIN: Duration = Duration::from_secs(6);
 
+/// The same when it said no.
+const ASK_A_REFUSING_ONE_AGAIN: Duration = Duration::from_millis(500);
+
+/// For each answer of one that is asked.
+const ANSWER: Duration = Duration::from_secs(5);
+
 /// Takes the lock; with `replace`, from whoever has it.
 pub(super) async fn take_lock(
     home: &Home,
@@ -41,16 +53,22 @@ pub(super) async fn take_lock(
         if let Some(holder) = stopped_holder(home).await {
             return Err(LockError::Stuck(Box::new(holder)).into());
         }
-        ask_to_hand_over(home).await;
+        let refused = ask_to_hand_over(home).await;
+        let patience = refused
+            .as_ref()
+            .map_or(ASK_AGAIN, |_| ASK_A_REFUSING_ONE_AGAIN);
         let (home, version) = (home.clone(), options.version.clone());
-        let taken = tokio::task::spawn_blocking(move || {
-            BrokerLock::take_within(&home, &version, ASK_AGAIN)
-        });
+        let taken =
+            tokio::task::spawn_blocking(move || BrokerLock::take_within(&home, &version, patience));
         match taken.await {
             // It was not at home, or another one has come since.
             Ok(Err(LockError::AlreadyRunning(_))) if clock::now() < deadline => {}
             Ok(Err(LockError::AlreadyRunning(Some(holder)))) => {
-                return Err(LockError::Stuck(holder).into());
+                return Err(match refused {
+                    Some(why) => LockError::Refused { holder, why },
+                    None => LockError::Stuck(holder),
+                }
+                .into());
             }
             Ok(taken) => return Ok(taken?),
             Err(error) => return Err(ServeError::Signals(std::io::Error::other(error))),
@@ -95,38 +113,47 @@ pub(super) async fn see_predecessor_off(home: &Home) -> Result<Hold, LockError> 
     }
 }
 
-/// Asks a running broker to hand over; whether it did is seen by its lock.
-async fn ask_to_hand_over(home: &Home) {
-    use ade_protocol::rpc::InitializeParams;
+/// Asks a running broker to hand over; whether it did is seen by its lock. Gives
+/// why it does not, where it says so.
+async fn ask_to_hand_over(home: &Home) -> Option<RpcError> {
     use tokio::io::AsyncWriteExt;
-    let Ok(mut stream) = tokio::net::UnixStream::connect(home.control_socket()).await else {
-        return;
-    };
+    let stream = UnixStream::connect(home.control_socket()).await.ok()?;
+    let (reader, mut writer) = stream.into_split();
+    let mut reader = FramedRead::new(reader, LineCodec::default());
+    let mut refused = None;
+    for line in requests() {
+        // One that does not listen may have said why.
+        let written = writer.write_all(line.as_bytes()).await;
+        let read = tokio::time::timeout(ANSWER, reader.next()).await;
+        let Ok(Some(Ok(Line::Whole(answer)))) = read else {
+            return refused;
+        };
+        let answer = serde_json::from_slice::<Incoming>(&answer).ok();
+        // One that has no place for a client may yet do what it is asked.
+        refused = answer.and_then(|answer| answer.error);
+        if written.is_err() {
+            return refused;
+        }
+    }
+    refused
+}
+
+/// What a broker is told that is to hand over.
+fn requests() -> [String; 2] {
     let hello = InitializeParams {
         protocol_version: ade_protocol::PROTOCOL_VERSION,
         client_name: "ade serve --replace".into(),
     };
     let hello = serde_json::to_string(&hello).unwrap_or_default();
-    let lines = format!(
-        "{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"{}\",\"params\":{hello}}}\n",
-        ade_protocol::rpc::INITIALIZE
-    );
-    let stop = format!(
-        "{{\"jsonrpc\":\"2.0\",\"id\":2,\"method\":\"{}\",\"params\":{{\"name\":\"{}\"}}}}\n",
-        ade_protocol::action::ACTIONS_CALL,
-        ade_protocol::action::name::BROKER_HANDOVER
-    );
-    let mut answer = [0_u8; 4096];
-    for line in [lines, stop] {
-        if stream.write_all(line.as_bytes()).await.is_err() {
-            return;
-        }
-        let read = tokio::io::AsyncReadExt::read(&mut stream, &mut answer);
-        if tokio::time::timeout(Duration::from_secs(5), read)
-            .await
-            .is_err()
-        {
-            return;
-        }
-    }
+    [
+        format!(
+            "{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"{}\",\"params\":{hello}}}\n",
+            rpc::INITIALIZE
+        ),
+        format!(
+            "{{\"jsonrpc\":\"2.0\",\"id\":2,\"method\":\"{}\",\"params\":{{\"name\":\"{}\"}}}}\n",
+            ade_protocol::action::ACTIONS_CALL,
+            ade_protocol::action::name::BROKER_HANDOVER
+        ),
+    ]
 }

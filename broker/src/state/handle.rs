@@ -1,6 +1,7 @@
 //! The database's own thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
@@ -15,7 +16,7 @@ const IDLE_FLUSH: Duration = Duration::from_millis(200);
 /// Never idle, it flushes after so long.
 const BUSY_FLUSH: Duration = Duration::from_secs(1);
 
-type Job = Box<dyn FnOnce(&State) + Send>;
+type Job = Box<dyn FnOnce(&mut State) + Send>;
 
 /// Hands work to the thread that owns the database. Cheap to clone; the thread
 /// ends, after a last flush, when the last handle is gone.
@@ -34,7 +35,7 @@ impl StateHandle {
         let (jobs, queue) = mpsc::channel(QUEUE);
         std::thread::Builder::new()
             .name("state".into())
-            .spawn(move || work(&state, queue))
+            .spawn(move || work(state, queue))
             .expect("a process that cannot start one more thread cannot be a broker");
         Self { jobs }
     }
@@ -48,6 +49,21 @@ impl StateHandle {
     pub async fn run<T: Send + 'static>(
         &self,
         job: impl FnOnce(&State) -> Result<T, StateError> + Send + 'static,
+    ) -> Result<T, StateError> {
+        self.change(|state| job(state)).await
+    }
+
+    /// Puts the database back, see [`State::put_back`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn put_back(&self, path: PathBuf) -> Result<(), StateError> {
+        self.change(move |state| state.put_back(&path)).await
+    }
+
+    async fn change<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut State) -> Result<T, StateError> + Send + 'static,
     ) -> Result<T, StateError> {
         let (reply, answer) = oneshot::channel();
         let job: Job = Box::new(move |state| {
@@ -65,7 +81,7 @@ enum Next {
     End,
 }
 
-fn work(state: &State, mut queue: mpsc::Receiver<Job>) {
+fn work(mut state: State, mut queue: mpsc::Receiver<Job>) {
     // The queue wakes by a waker; a runtime of one thread turns it into a wait
     // with a deadline.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -88,16 +104,16 @@ fn work(state: &State, mut queue: mpsc::Receiver<Job>) {
             Next::Do(job) => {
                 let before = state.conn.total_changes();
                 // A panic is the asker's; the transaction was taken back.
-                let _ = catch_unwind(AssertUnwindSafe(|| job(state)));
+                let _ = catch_unwind(AssertUnwindSafe(|| job(&mut state)));
                 if state.conn.total_changes() != before {
                     dirty_since.get_or_insert_with(Instant::now);
                 }
             }
             Next::Flush => {
-                flush(state);
+                flush(&state);
                 dirty_since = None;
             }
-            Next::End => return flush(state),
+            Next::End => return flush(&state),
         }
     }
 }

@@ -425,3 +425,57 @@ fn all_turns_that_ended_at_once_are_seen_and_those_that_did_not() {
     assert_eq!(stand(&path, &all[1..], 6), expected[2..]);
     assert_eq!(stand(&path, &all, 10), []);
 }
+
+#[test]
+fn a_file_that_is_not_there_any_more_fails_one_commit_and_the_numbers_go_on() {
+    type Change = fn(&Path);
+    let table: [(&str, Change); 4] = [
+        ("removed", |path| fs::remove_file(path).unwrap()),
+        ("replaced", |path| {
+            let other = path.with_extension("other");
+            fs::write(&other, "").unwrap();
+            fs::rename(other, path).unwrap();
+        }),
+        ("moved with its folder", |path| {
+            let folder = path.parent().unwrap();
+            fs::rename(folder, folder.with_extension("moved")).unwrap();
+            fs::create_dir(folder).unwrap();
+        }),
+        ("cut", |path| {
+            fs::OpenOptions::new()
+                .write(true)
+                .open(path)
+                .unwrap()
+                .set_len(9)
+                .unwrap();
+        }),
+    ];
+    for (what, change) in table {
+        for at_rest in [false, true] {
+            if what == "cut" && !at_rest {
+                // Nobody else writes it, and it is looked at when it is opened.
+                continue;
+            }
+            let folder = TempDir::new().unwrap();
+            let path = folder.path().join("chat/t.jsonl");
+            fs::create_dir(path.parent().unwrap()).unwrap();
+            let mut transcript = open(&path);
+            fill(&mut transcript, 3, 10);
+            if at_rest {
+                transcript.rest();
+            }
+            change(&path);
+            transcript.stage(WHEN, None, None, b"{}");
+            let error = transcript.commit().expect_err(what);
+            assert!(
+                matches!(error, TranscriptError::Lost { .. }),
+                "{what}: {error}"
+            );
+            assert!(error.to_string().contains(&path.display().to_string()));
+            assert_eq!(transcript.last_sequence(), Seq(3), "{what}");
+            fill(&mut transcript, 2, 10);
+            let page = read_after(&path, Seq(0), usize::MAX).unwrap();
+            assert_eq!(numbers(&page), [4, 5], "{what}");
+        }
+    }
+}
