@@ -319,6 +319,8 @@ pub struct Legacy {
     /// Whether it goes to another worker when that one can't be had: it was
     /// never sent, or it was to be sent again anyway.
     pub resumable: bool,
+    /// The worker that lives was about to be replaced when the user ended the turn.
+    pub evicted: bool,
     /// How it was to go on, or went on, with another worker.
     pub again: Option<Again>,
     /// What is left of the watchdog's time.

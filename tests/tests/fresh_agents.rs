@@ -90,3 +90,33 @@ fn a_fresh_agent_that_was_started_by_a_broker_which_died_is_not_replaced_again()
     assert_eq!(agent(&ade, &chat), first, "resumed");
     assert_ne!(ade.session(&chat)["generation"], generation);
 }
+
+#[test]
+fn r15_a_stop_while_a_silent_run_ends_is_honoured_by_the_next_broker_too() {
+    for recovery in ["resume", "replay"] {
+        let config = format!(
+            "[turns]\ncancel_ms = 600000\n[providers.scripted]\nrecovery = \"{recovery}\"\n"
+        );
+        let mut ade = Ade::new().with_config(&config);
+        ade.serve();
+        let mut rpc = ade.rpc();
+        let more = json!({"firstEventMs": 300});
+        let chat = ade.chat(&mut rpc, "scripted", &ade.lane("one"), more);
+        ade.turn(&chat, "hello");
+        // Its worker lives, and takes long to say `interrupted`.
+        let script = "!slow-abort 1200\n!hang-once\n!emit again";
+        let (turn, _) = ade.send(&mut rpc, &chat, script);
+        ade.wait_state(&chat, "recovering");
+        rpc.call("chat.abort", json!({"sessionId": chat}));
+        drop(rpc);
+        ade.kill_broker();
+        ade.serve();
+        let events = of_turn(&ade.wait_done(&chat, &turn), &turn);
+        assert_eq!(ended(&events), "interrupted");
+        assert_eq!(text_of(&events), "", "nothing was sent again");
+        let generation = ade.session(&chat)["generation"].clone();
+        assert_eq!(generation, 2, "the recovery completes");
+        assert_eq!(text_of(&ade.turn(&chat, "next")), "You said: next");
+        let _ = ade.checked_transcript(&chat);
+    }
+}

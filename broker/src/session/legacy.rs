@@ -69,7 +69,8 @@ impl Actor {
                 }
             }
             let message = (turn.row.turn_id.clone(), turn.row.prompt.clone());
-            let legacy = legacy_turn(turn, living, rules.timing.first_event);
+            let armed = self.row.flags.force_expire;
+            let legacy = legacy_turn(turn, living, armed, rules.timing.first_event);
             self.machine = match living {
                 Some(_) => Machine::attaching(rules, message, legacy),
                 None => Machine::resuming(rules, message, legacy),
@@ -238,10 +239,12 @@ fn left(timeout: Duration, opened_at_ms: u64, now_ms: u64) -> Duration {
 }
 
 /// What the machine must know of a turn of another broker. `living`: the
-/// generation of the worker that is taken over.
+/// generation of the worker that is taken over. `armed`: a recovery was put on disk,
+/// and nothing was sent since.
 fn legacy_turn(
     turn: &LegacyTurn,
     living: Option<Generation>,
+    armed: bool,
     first_event: Duration,
 ) -> crate::turn::Legacy {
     let row = &turn.row;
@@ -253,6 +256,7 @@ fn legacy_turn(
         sends: sends - u8::from(to_this_one),
         noted: to_this_one,
         resumable: turn.is_resumable(),
+        evicted: turn.is_ended_by_user() && armed,
         again: Again::read(&row.state).map(|(again, _)| again),
         left: first_event.saturating_sub(Duration::from_millis(passed)),
     }

@@ -267,6 +267,7 @@ fn a_recovery_that_was_decided_is_not_decided_again() {
                 sends: 0,
                 noted: true,
                 resumable: true,
+                evicted: false,
                 again: Some(again),
                 left: Duration::ZERO,
             };

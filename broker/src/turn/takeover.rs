@@ -11,7 +11,7 @@ use super::{Adopted, Again, Effect, Failure, Legacy, Mono, Rules, State, texts};
 impl Legacy {
     /// Whether the worker that the message went to was about to be replaced.
     fn is_given_up(&self) -> bool {
-        self.resumable && self.noted
+        self.noted && (self.resumable || self.evicted)
     }
 }
 

@@ -11,6 +11,7 @@ fn a_turn_that_was_taken_over_goes_on() {
             sends,
             noted: false,
             resumable,
+            evicted: false,
             again: (sends > 0).then_some(Again::Resend),
             left,
         };
@@ -103,6 +104,7 @@ fn a_send_to_a_worker_that_cannot_be_asked_counts() {
         sends: 0,
         noted: true,
         resumable: true,
+        evicted: false,
         again: Some(Again::Resend),
         left: Duration::ZERO,
     };
@@ -151,6 +153,7 @@ fn a_message_is_never_written_to_an_outdated_worker_that_was_taken_over() {
         sends,
         noted: false,
         resumable: true,
+        evicted: false,
         again: None,
         left: FIRST_EVENT,
     };
@@ -184,6 +187,7 @@ fn left_in_recovery(noted: bool, resumable: bool) -> Rig {
         sends: 1,
         noted,
         resumable,
+        evicted: false,
         again: Some(Again::Resend),
         left: FIRST_EVENT,
     };

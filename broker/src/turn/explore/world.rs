@@ -71,6 +71,7 @@ impl World {
         let legacy = Legacy {
             sends,
             resumable,
+            evicted: false,
             noted,
             again,
             left: Duration::from_secs(30),
