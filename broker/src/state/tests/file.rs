@@ -128,10 +128,11 @@ fn a_database_that_finds_no_descriptor_says_so_whatever_it_wanted_to_open() {
         let told = folder.path().join("told");
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         child.args([NAME, "--test-threads=1"]).env(CHILD, &told);
-        let output = child.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{said}");
-        assert!(told.exists(), "the test was run: {said}");
+        child.stdout(std::process::Stdio::null());
+        // Other tests of this process collect whatever has ended, this one too: what
+        // counts is what it leaves behind when all went well.
+        let ended = child.status();
+        assert!(told.exists(), "{ended:?}");
         return;
     };
     use nix::sys::resource::{Resource, setrlimit};
