@@ -208,7 +208,9 @@ mod tests {
     fn what_is_no_list_is_an_error() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("wrk_1.hidden");
-        let long = format!("{}{}", serde_json::json!({}), " ".repeat(70_000));
+        let list = HiddenList::new(worker(), vec![(pid(7), 1_002)]);
+        let list = serde_json::to_string(&list).expect("a line");
+        let long = format!("{list}{}", " ".repeat(70_000));
         for text in ["", "{\"worker\":", "{}", "[]", &long] {
             fs::write(&path, text).expect("written");
             assert!(HiddenList::read(&path).is_err(), "{text:.20}");
