@@ -199,7 +199,8 @@ impl Agent {
                 say(turn, &format!("hidden {pid}\n"));
             }
             "late" => {
-                let script = format!("sleep {number}; env -i setsid setsid sleep 300 &");
+                // Nobody whose end the worker would hear of dies.
+                let script = format!("sleep {number}; env -i setsid sleep 300 &");
                 let mut child = Command::new("sh");
                 child.args(["-c", &script]).stdin(Stdio::null());
                 child.stdout(Stdio::null()).stderr(Stdio::null());
