@@ -2,7 +2,7 @@
 //!
 //! Each net is for what hides from the last: the mark in the environment, the
 //! worker's cgroup, the list that the worker kept of who carries no mark
-//! ([`HiddenList`]), and orphans that came to this broker ([`crate::orphans`]).
+//! ([`ade_leases::process::HiddenList`]), and orphans that came to this broker ([`crate::orphans`]).
 //! Whatever is below somebody in a net, by parents alone, is in it too: it was
 //! started by them.
 //!
