@@ -10,6 +10,7 @@ use ade_protocol::action::{
     name,
 };
 use ade_protocol::rpc::{self, RpcError, RuntimeInfo};
+use ade_protocol::strict;
 use ade_protocol::{Seq, SessionId, exit};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -346,7 +347,7 @@ async fn show(manager: &Manager, request: &ChatShow) -> Result<ChatShown, RpcErr
         .events
         .iter()
         .take(limit)
-        .filter_map(|(_, line)| serde_json::from_slice(line).ok())
+        .filter_map(|(_, line)| strict::from_slice(line).ok())
         .collect();
     Ok(ChatShown {
         session: session.view().info.clone(),
@@ -413,7 +414,7 @@ fn arguments_of<T: DeserializeOwned>(arguments: Value) -> Result<T, RpcError> {
     };
     // Of a list it would say how many elements the object has.
     let read = if arguments.is_object() {
-        serde_json::from_value(arguments).map_err(|error| error.to_string())
+        strict::from_value(arguments).map_err(|error| error.to_string())
     } else {
         Err("they must be one JSON object".to_owned())
     };

@@ -342,8 +342,7 @@ impl Config {
     #[must_use]
     pub fn stop_bound(&self, provider: &str) -> Duration {
         let timing = self.worker_timing(provider);
-        let rungs = timing.dispose_grace_ms + timing.eof_grace_ms + timing.term_to_kill_ms;
-        Duration::from_millis(rungs + 1_000)
+        Duration::from_millis(timing.ladder_ms().saturating_add(1_000))
     }
 
     /// How many workers there may be.

@@ -18,6 +18,7 @@ use ade_protocol::codec::{self, Line, LineCodec};
 use ade_protocol::rpc::{
     self, Call, InitializeParams, InitializeResult, RpcError, error_line, result_line,
 };
+use ade_protocol::strict;
 use ade_protocol::{PROTOCOL_VERSION, exit};
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -151,6 +152,8 @@ impl Client {
             Err(bad) => return self.say(error_line(bad.id.as_deref(), &bad.error)).await,
         };
         let id_text = call.id.as_ref().map(|id| id.get().to_owned());
+        // `null` is an id that tells no two requests apart, so it is never in use.
+        let id_text = id_text.filter(|id| id != "null");
         if let Some(id) = &id_text
             && !lock(&self.open_ids).insert(id.clone())
         {
@@ -307,7 +310,7 @@ fn done<T: Serialize>(result: &T) -> Result<Answered, RpcError> {
 
 fn params<T: DeserializeOwned>(call: &Call) -> Result<T, RpcError> {
     let text = call.params.as_deref().map_or("{}", RawValue::get);
-    serde_json::from_str(text).map_err(|error| {
+    strict::from_str(text).map_err(|error| {
         let message = format!("the parameters of {} do not fit: {error}", call.method);
         RpcError::new(rpc::INVALID_PARAMS, message)
     })

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 
 use ade_leases::process::cgroup::Cgroup;
 use ade_leases::process::{HiddenList, ProcessIdentity};
+use ade_protocol::strict;
 use ade_protocol::{Generation, SessionId, WorkerId};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -140,7 +141,7 @@ pub fn read(home: &Home, worker: &WorkerId) -> Option<Entry> {
     let path = home.journal(worker);
     let fits = fs::symlink_metadata(&path).is_ok_and(|found| found.len() <= MAX_JOURNAL);
     let content = fits.then(|| fs::read(&path).ok()).flatten()?;
-    serde_json::from_slice(&content).ok()
+    strict::from_slice(&content).ok()
 }
 
 /// Every journal of the home.
@@ -163,7 +164,7 @@ pub fn read_all(home: &Home) -> io::Result<Journals> {
             Ok(Vec::new())
         };
         match content {
-            Ok(content) => match serde_json::from_slice(&content) {
+            Ok(content) => match strict::from_slice(&content) {
                 Ok(entry) => journals.entries.push(entry),
                 Err(_) => journals.damaged.push(path),
             },

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use ade_leases::process::{Liveness, ProcessIdentity};
 use ade_protocol::exit;
 use ade_protocol::rpc::RpcError;
+use ade_protocol::strict;
 use fs4::{FileExt, TryLockError};
 use serde::{Deserialize, Serialize};
 
@@ -345,7 +346,7 @@ fn read_name(file: &mut File) -> io::Result<Option<Holder>> {
     let mut content = Vec::new();
     file.rewind()?;
     Read::take(&mut *file, MAX_CONTENT).read_to_end(&mut content)?;
-    let Ok(holder) = serde_json::from_slice::<Holder>(&content) else {
+    let Ok(holder) = strict::from_slice::<Holder>(&content) else {
         return Ok(None);
     };
     let dead = holder

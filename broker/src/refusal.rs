@@ -83,7 +83,7 @@ fn way_out(call: &Call) -> Option<&'static str> {
         return None;
     }
     let params = call.params.as_deref().map_or("{}", RawValue::get);
-    let asked: CallParams = serde_json::from_str(params).ok()?;
+    let asked: CallParams = ade_protocol::strict::from_str(params).ok()?;
     [name::BROKER_STOP, name::BROKER_HANDOVER]
         .into_iter()
         .find(|action| *action == asked.name)

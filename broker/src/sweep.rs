@@ -49,9 +49,8 @@ impl Default for Grace {
     /// All rungs of the default ladder and a second; two seconds.
     fn default() -> Self {
         let timing = WorkerTiming::default();
-        let ladder = timing.dispose_grace_ms + timing.eof_grace_ms + timing.term_to_kill_ms;
         Self {
-            term: Duration::from_millis(ladder + 1_000),
+            term: Duration::from_millis(timing.ladder_ms().saturating_add(1_000)),
             kill: Duration::from_secs(2),
         }
     }

@@ -32,6 +32,7 @@ use std::path::{Path, PathBuf};
 
 use ade_protocol::event::Origin;
 use ade_protocol::limits::MAX_LINE;
+use ade_protocol::strict;
 use ade_protocol::{Generation, Seq, SessionId, TurnId, exit};
 use memchr::memchr;
 use serde::Deserialize;
@@ -112,6 +113,16 @@ impl TranscriptError {
     }
 }
 
+/// The largest number that an event can have: the largest that every reader of
+/// JSON takes exactly. A transcript that counted to it would fill any disk.
+const MAX_SEQUENCE: Seq = Seq((1 << 53) - 1);
+
+/// Whether an event can have the number. A line with another is damaged, and
+/// must not decide where the count goes on.
+fn is_number(sequence: Seq) -> bool {
+    (Seq(1)..MAX_SEQUENCE).contains(&sequence)
+}
+
 /// The place of a line in its transcript, read without looking at the event.
 #[derive(Deserialize)]
 struct Place<'a> {
@@ -126,7 +137,8 @@ impl<'a> Place<'a> {
     /// `None`: the line is damaged. The whole line is checked, since what is
     /// handed on must be JSON.
     fn read(line: &'a [u8]) -> Option<Self> {
-        serde_json::from_str(std::str::from_utf8(line).ok()?).ok()
+        let place: Self = strict::from_str(std::str::from_utf8(line).ok()?).ok()?;
+        is_number(place.sequence).then_some(place)
     }
 }
 
@@ -174,6 +186,15 @@ impl Transcript {
             source,
         };
         let end = scan::end(path).map_err(read)?;
+        if end.damaged > 0 {
+            tracing::warn!(
+                path = %path.display(),
+                "{} at the end of the transcript {} damaged: no whole JSON object, or one with \
+                 a number that no event can have; the count goes on from the line before",
+                if end.damaged == 1 { "1 line".into() } else { format!("{} lines", end.damaged) },
+                if end.damaged == 1 { "is" } else { "are" },
+            );
+        }
         let id = serde_json::to_string(&session).map_err(|error| read(error.into()))?;
         Ok(Self {
             session,

@@ -18,6 +18,7 @@ use ade_protocol::action::{ACTIONS, ACTIONS_CALL, SUBSCRIBE, SubscribeParams, Su
 use ade_protocol::codec::{Line, LineCodec};
 use ade_protocol::limits::MAX_LINE;
 use ade_protocol::rpc::{self, Incoming, InitializeParams, InitializeResult};
+use ade_protocol::strict;
 use ade_protocol::{PROTOCOL_VERSION, exit};
 use futures_util::StreamExt;
 use serde::Serialize;
@@ -174,7 +175,7 @@ impl Client {
     ) -> Result<R, CommandError> {
         let (answer, _) = self.exchange(method, params, within).await?;
         let text = answer.as_ref().map_or("null", |raw| raw.get());
-        serde_json::from_str(text).map_err(|error| {
+        strict::from_str(text).map_err(|error| {
             CommandError::failed(format!("the broker's answer to {method} is not understood"))
                 .because(error)
                 .hint("`ade status` and `ade --version` say which versions meet here")
@@ -191,7 +192,7 @@ impl Client {
     ) -> Result<Events, CommandError> {
         let (answer, early) = self.exchange(SUBSCRIBE, params, QUICK).await?;
         let text = answer.as_ref().map_or("null", |raw| raw.get());
-        let subscribed: Subscribed = serde_json::from_str(text).map_err(|error| {
+        let subscribed: Subscribed = strict::from_str(text).map_err(|error| {
             CommandError::failed("the broker's answer to subscribe is not understood")
                 .because(error)
         })?;
@@ -293,7 +294,7 @@ impl Wire {
                 Some(Err(error)) => return Err(error),
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),
             };
-            if let Ok(incoming) = serde_json::from_slice(&line) {
+            if let Ok(incoming) = strict::from_slice(&line) {
                 return Ok(incoming);
             }
         }

@@ -6,6 +6,7 @@
 //! [`verdict`].
 
 pub mod lease;
+mod object;
 pub mod owner;
 pub mod process;
 pub mod record;

@@ -193,7 +193,7 @@ macro_rules! actions {
         #[cfg(test)]
         fn example_fits(name: &str, example: &str) -> Result<(), serde_json::Error> {
             match name {
-                $( $name => serde_json::from_str::<$args>(example).map(drop), )*
+                $( $name => crate::strict::from_str::<$args>(example).map(drop), )*
                 _ => unreachable!("unknown action"),
             }
         }

@@ -95,6 +95,17 @@ pub struct WorkerTiming {
     pub attach_ms: u64,
 }
 
+impl WorkerTiming {
+    /// All rungs of the stop ladder, in milliseconds. The numbers may come from
+    /// a file: the sum of what is too much is the most there is.
+    #[must_use]
+    pub fn ladder_ms(&self) -> u64 {
+        self.dispose_grace_ms
+            .saturating_add(self.eof_grace_ms)
+            .saturating_add(self.term_to_kill_ms)
+    }
+}
+
 impl Default for WorkerTiming {
     fn default() -> Self {
         Self {
@@ -105,5 +116,20 @@ impl Default for WorkerTiming {
             orphan_turn_ms: 600_000,
             attach_ms: 5_000,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ladder_has_an_end_whatever_a_file_says() {
+        let timing = WorkerTiming {
+            dispose_grace_ms: u64::MAX,
+            ..WorkerTiming::default()
+        };
+        assert_eq!(timing.ladder_ms(), u64::MAX);
+        assert_eq!(WorkerTiming::default().ladder_ms(), 3_500);
     }
 }

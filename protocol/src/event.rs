@@ -360,10 +360,7 @@ pub fn event_type(raw: &RawValue) -> Result<EventType<'_>, serde_json::Error> {
         #[serde(rename = "type", borrow)]
         kind: Cow<'a, str>,
     }
-    if !raw.get().starts_with('{') {
-        return Err(serde::de::Error::custom("an event is one JSON object"));
-    }
-    let Peek { kind: name } = serde_json::from_str(raw.get())?;
+    let Peek { kind: name } = crate::strict::from_str(raw.get())?;
     let text: StrDeserializer<'_, serde::de::value::Error> = name.as_ref().into_deserializer();
     let kind = EventKind::deserialize(text).unwrap_or(EventKind::Unknown);
     Ok(EventType { kind, name })

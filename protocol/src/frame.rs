@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 
 use crate::codec::depth_within;
 use crate::limits::MAX_DEPTH;
-use crate::{PROTOCOL_VERSION, RequestId, Seq};
+use crate::{PROTOCOL_VERSION, RequestId, Seq, strict};
 
 mod from_worker;
 mod to_worker;
@@ -98,8 +98,7 @@ impl<'a> Header<'a> {
                 "nested deeper than {MAX_DEPTH}"
             )));
         }
-        let raw: RawHeader<'a> =
-            serde_json::from_str(line).map_err(|source| header_fault(&source))?;
+        let raw: RawHeader<'a> = strict::from_str(line).map_err(|source| header_fault(&source))?;
         match (raw.protocol_version.map(RawValue::get), raw.kind) {
             (None, None) => Err(FrameFault::Noise),
             (None, Some(_)) => Err(FrameFault::Version { got: "none".into() }),
@@ -205,7 +204,7 @@ macro_rules! frames {
 }
 
 fn body<T: DeserializeOwned>(line: &str) -> Result<T, FrameFault> {
-    serde_json::from_str(line).map_err(|source| malformed(&source))
+    strict::from_str(line).map_err(|source| malformed(&source))
 }
 
 /// Puts the version in front of a serialised body, which always begins with
@@ -301,8 +300,8 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Request<T> {
         }
         let raw = Box::<RawValue>::deserialize(deserializer)?;
         let error = |source: serde_json::Error| serde::de::Error::custom(source);
-        let Id { request_id } = serde_json::from_str(raw.get()).map_err(error)?;
-        let body = serde_json::from_str(raw.get()).map_err(error)?;
+        let Id { request_id } = strict::from_str(raw.get()).map_err(error)?;
+        let body = strict::from_str(raw.get()).map_err(error)?;
         Ok(Self { request_id, body })
     }
 }

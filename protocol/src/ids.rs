@@ -89,10 +89,12 @@ macro_rules! counter {
         pub struct $name(pub u64);
 
         impl $name {
-            /// The number after this one.
+            /// The number after this one. Nobody counts so far that there is
+            /// none: a number like that was read from what is damaged or not
+            /// meant well, and stays what it is.
             #[must_use]
             pub fn next(self) -> Self {
-                Self(self.0 + 1)
+                Self(self.0.saturating_add(1))
             }
         }
 
@@ -122,6 +124,13 @@ counter!(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_number_makes_the_next_one_smaller() {
+        assert_eq!(Seq(1).next(), Seq(2));
+        assert_eq!(Seq(u64::MAX).next(), Seq(u64::MAX));
+        assert_eq!(Generation(u64::MAX).next(), Generation(u64::MAX));
+    }
 
     #[test]
     fn ids_are_prefixed_and_ordered() {

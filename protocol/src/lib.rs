@@ -24,6 +24,7 @@ pub mod frame;
 pub mod ids;
 pub mod limits;
 pub mod rpc;
+pub mod strict;
 
 pub use ids::{Fence, Generation, RequestId, Seq, SessionId, TurnId, WorkerId};
 

@@ -1,7 +1,8 @@
 //! JSON-RPC 2.0 as the control endpoint speaks it: one object a line.
 //!
 //! Ids come back exactly as they were sent, type and digits, so they are kept
-//! as raw JSON. A line that is not a valid request is answered with the id when
+//! as raw JSON. `null` is one of them: only a request without the member is a
+//! notification, which is answered by nothing. Batches are not supported. A line that is not a valid request is answered with the id when
 //! the id can be read, and with `null` otherwise.
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::codec::depth_within;
 use crate::limits::MAX_DEPTH;
+use crate::strict;
 
 /// The text was not JSON.
 pub const PARSE_ERROR: i64 = -32700;
@@ -60,7 +62,7 @@ impl Call {
         struct Raw<'a> {
             #[serde(borrow, default)]
             jsonrpc: Option<&'a RawValue>,
-            #[serde(borrow, default)]
+            #[serde(borrow, default, deserialize_with = "present")]
             id: Option<&'a RawValue>,
             #[serde(borrow, default)]
             method: Option<&'a RawValue>,
@@ -80,8 +82,17 @@ impl Call {
         if serde_json::from_str::<&RawValue>(line).is_err() {
             return Err(bad(None, PARSE_ERROR, "the line is not JSON"));
         }
-        let Ok(raw) = serde_json::from_str::<Raw<'_>>(line) else {
+        let text = line.trim_start();
+        if text.starts_with('[') {
+            let why = "batches are not supported: send one object a line";
+            return Err(bad(None, INVALID_REQUEST, why));
+        }
+        if !text.starts_with('{') {
             return Err(bad(None, INVALID_REQUEST, "a request is one JSON object"));
+        }
+        let Ok(raw) = strict::from_str::<Raw<'_>>(line) else {
+            let why = "a request has each of its members once";
+            return Err(bad(None, INVALID_REQUEST, why));
         };
         let id = raw.id.filter(|id| valid_id(id));
         if raw.id.is_some() && id.is_none() {
@@ -112,6 +123,11 @@ impl Call {
             params: raw.params.map(RawValue::to_owned),
         })
     }
+}
+
+/// Reads a member that counts as there when it is `null`, too.
+fn present<'de, D: serde::Deserializer<'de>>(member: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(member).map(Some)
 }
 
 /// The id of a request that nests too deeply to be read, where its members can
@@ -320,10 +336,10 @@ mod tests {
         for id in ["1", "\"1\"", "1.50", "-0", "\"\\u0041\"", "null"] {
             let line = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ade/ping"}}"#);
             let call = Call::parse(&line).unwrap();
-            // `null` is an id that JSON-RPC discourages; serde reads it as none.
-            let got = call.id.as_ref().map_or("null", |id| id.get());
-            assert_eq!(got, id);
+            assert_eq!(call.id.expect("an id").get(), id);
         }
+        let call = Call::parse(r#"{"jsonrpc":"2.0","method":"ade/ping"}"#).unwrap();
+        assert!(call.id.is_none(), "a notification has none");
     }
 
     #[test]
@@ -332,6 +348,13 @@ mod tests {
             ("", PARSE_ERROR, None),
             ("{", PARSE_ERROR, None),
             ("[]", INVALID_REQUEST, None),
+            (r#"["2.0",7,"ade/ping",{}]"#, INVALID_REQUEST, None),
+            ("7", INVALID_REQUEST, None),
+            (
+                r#"{"jsonrpc":"2.0","id":null,"method":3}"#,
+                INVALID_REQUEST,
+                Some("null"),
+            ),
             (r#"{"id":7,"method":"x"}"#, INVALID_REQUEST, Some("7")),
             (
                 r#"{"jsonrpc":"2.0","id":"a","method":3}"#,
@@ -358,6 +381,10 @@ mod tests {
             let bad = Call::parse(line).unwrap_err();
             assert_eq!(bad.error.code, code, "{line}");
             assert_eq!(bad.id.as_ref().map(|id| id.get()), id, "{line}");
+        }
+        for batch in ["[]", r#" [{"jsonrpc":"2.0","id":1,"method":"x"}]"#] {
+            let told = Call::parse(batch).unwrap_err().error.message;
+            assert!(told.contains("batches are not supported"), "{told}");
         }
         let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
         assert_eq!(Call::parse(&deep).unwrap_err().error.code, PARSE_ERROR);

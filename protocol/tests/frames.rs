@@ -105,6 +105,37 @@ fn is_default(value: &serde_json::Value) -> bool {
     value.is_null() || value == &serde_json::Value::Bool(false)
 }
 
+/// What is derived for a struct would take the fields in their order.
+#[test]
+fn a_list_is_no_part_of_a_frame() {
+    let within = |lines: &'static [&str], kind: &str, object: &str, list: &str| {
+        let kind = format!(r#""type":"{kind}""#);
+        let line = lines.iter().find(|line| line.contains(&kind)).expect("it");
+        assert!(line.contains(object), "{line}");
+        line.replace(object, list)
+    };
+    let recovery = r#"{"forceExpireActiveRun":true}"#;
+    let line = within(TO_WORKER, "send", recovery, "[true,null]");
+    assert!(ToWorker::parse(&line).is_err(), "{line}");
+    let identity = r#"{"pid":42,"startTicks":5,"bootId":"b","pidNamespace":6}"#;
+    let capabilities = "[true,false,false,false,false,false,false,false]";
+    let payload = r#"{"origin":"extension","level":"info","message":"note"}"#;
+    let notice = r#"["extension","info","note",null,null]"#;
+    for line in [
+        within(FROM_WORKER, "hello", identity, r#"[42,5,"b",6]"#),
+        within(FROM_WORKER, "ready", r#"{"steer":true}"#, capabilities),
+        within(
+            FROM_WORKER,
+            "ready",
+            r#"{"provider":"fake","id":"text"}"#,
+            r#"["fake","text"]"#,
+        ),
+        within(FROM_WORKER, "ui_notice", payload, notice),
+    ] {
+        assert!(FromWorker::parse(&line).is_err(), "{line}");
+    }
+}
+
 #[test]
 fn what_is_no_frame_is_told_apart() {
     let noise = [

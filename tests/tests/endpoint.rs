@@ -169,6 +169,55 @@ fn i04_what_is_no_request_gets_an_error_and_the_connection_stays() {
     assert_eq!(raw.hear_json()["id"], "again");
 }
 
+/// One object a line: no list that could be read as one, and no batch. `null` is
+/// an id; only a request without one is a notification.
+#[test]
+fn a_list_is_no_request_and_null_is_an_id() {
+    let ade = started();
+    let mut raw = Raw::initialized(&ade.socket());
+    for line in [
+        r#"["2.0",7,"ade/ping",{}]"#,
+        "[]",
+        r#"[{"jsonrpc":"2.0","id":7,"method":"ade/ping"}]"#,
+    ] {
+        raw.say(line);
+        let answer = raw.hear_json();
+        let said = answer["error"]["message"].as_str().unwrap_or_default();
+        assert!(
+            said.contains("batches are not supported"),
+            "{line}: {answer}"
+        );
+        assert_eq!(
+            (&answer["id"], &answer["error"]["code"]),
+            (&json!(null), &json!(-32600))
+        );
+    }
+    let params = r#"{"jsonrpc":"2.0","id":8,"method":"ade/actions/call","params":PARAMS}"#;
+    for list in [
+        r#"["chat.send",{}]"#,
+        r#"{"name":"chat.send","arguments":[]}"#,
+    ] {
+        raw.say(&params.replace("PARAMS", list));
+        let answer = raw.hear_json();
+        assert_eq!(answer["error"]["code"], -32602, "{list}: {answer}");
+    }
+    let ping = r#"{"jsonrpc":"2.0","id":null,"method":"ade/ping"}"#;
+    raw.stream
+        .write_all(format!("{ping}\n{ping}\n").as_bytes())
+        .unwrap();
+    for _ in 0..2 {
+        assert_eq!(
+            raw.hear_json(),
+            json!({"jsonrpc": "2.0", "id": null, "result": {}})
+        );
+    }
+    raw.say(r#"{"jsonrpc":"2.0","id":null,"method":"nothing"}"#);
+    assert_eq!(raw.hear_json()["error"]["code"], -32601);
+    raw.say(r#"{"jsonrpc":"2.0","method":"ade/ping"}"#);
+    raw.say(r#"{"jsonrpc":"2.0","id":9,"method":"ade/ping"}"#);
+    assert_eq!(raw.hear_json()["id"], 9, "a notification has no answer");
+}
+
 #[test]
 fn deep_and_long_lines_cost_only_themselves() {
     let ade = started();

@@ -90,6 +90,45 @@ fn tests_of(source: &str) -> Vec<&str> {
     names
 }
 
+/// A struct that is read by what is derived for it alone may also be a list.
+#[test]
+fn what_is_read_into_a_struct_is_read_strictly() {
+    // Free values, raw text and words: there is no struct in them.
+    let free = [
+        "Value>",
+        "Value =",
+        "Value::",
+        "IgnoredAny>",
+        "String>",
+        "self.example",
+    ];
+    // Reads no list by itself.
+    let own_reader = "let found: Found =";
+    let own = ["protocol/src/strict.rs", "leases/src/object.rs"];
+    let mut found = Vec::new();
+    for folder in [
+        "protocol/src",
+        "leases/src",
+        "workers/src",
+        "broker/src",
+        "cli/src",
+    ] {
+        for (path, text) in sources(folder) {
+            if path.ends_with("tests.rs") || own.contains(&path.as_str()) {
+                continue;
+            }
+            let text = text.split("mod tests {").next().unwrap_or_default();
+            let reads = text
+                .lines()
+                .filter(|line| line.contains("serde_json::from_"));
+            let reads = reads.filter(|line| !line.contains(own_reader));
+            let strange = reads.filter(|line| !free.iter().any(|word| line.contains(word)));
+            found.extend(strange.map(|line| format!("{path}: {}", line.trim())));
+        }
+    }
+    assert_eq!(found, [""; 0], "read it with `ade_protocol::strict`");
+}
+
 /// What is wrong with the tests of the cases; nothing: every case has one.
 fn faults(cases: &[&str], waiting: &[&str], tests: &BTreeSet<String>) -> Vec<String> {
     let has = |id: &str| {

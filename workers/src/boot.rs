@@ -7,6 +7,7 @@ use std::os::fd::RawFd;
 use ade_leases::process;
 use ade_protocol::PROTOCOL_VERSION;
 use ade_protocol::boot::WorkerBoot;
+use ade_protocol::strict;
 use nix::errno::Errno;
 
 /// Longest boot line, in bytes. The largest part of it is a few paths.
@@ -60,7 +61,7 @@ fn read_boot(input: impl BufRead) -> Result<WorkerBoot, BootError> {
         .take(MAX_BOOT_LINE)
         .read_until(b'\n', &mut line)
         .map_err(BootError::Read)?;
-    let boot: WorkerBoot = serde_json::from_slice(&line).map_err(|error| {
+    let boot: WorkerBoot = strict::from_slice(&line).map_err(|error| {
         BootError::Parse(format!(
             "{:?} error at column {}",
             error.classify(),

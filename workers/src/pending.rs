@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use ade_protocol::frame::{Ready, SendResult, SteerResult};
+use ade_protocol::strict;
 use ade_protocol::{RequestId, TurnId};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
@@ -86,10 +87,10 @@ impl Kind {
     pub(crate) fn accepts(&self, result: Option<&RawValue>) -> bool {
         let text = result.map_or("null", RawValue::get);
         match self {
-            Self::Send(_) => serde_json::from_str::<SendResult>(text).is_ok(),
-            Self::Steer => serde_json::from_str::<SteerResult>(text).is_ok(),
+            Self::Send(_) => strict::from_str::<SendResult>(text).is_ok(),
+            Self::Steer => strict::from_str::<SteerResult>(text).is_ok(),
             Self::Init | Self::SetModel | Self::SetThinking => {
-                serde_json::from_str::<Ready>(text).is_ok()
+                strict::from_str::<Ready>(text).is_ok()
             }
             Self::Models | Self::Auth => text.trim_start().starts_with('['),
             Self::FollowUp | Self::Abort | Self::Compact | Self::ContextUsage => true,

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ade_protocol::codec::{self, Line, LineCodec};
 use ade_protocol::frame::{FrameFault, FromWorker, Hello, Known};
+use ade_protocol::strict;
 use ade_protocol::{SessionId, WorkerId};
 use futures_util::StreamExt;
 use serde::Deserialize;
@@ -30,7 +31,7 @@ struct Foreign {
 
 impl Foreign {
     fn read(text: &str) -> Option<Self> {
-        let hello: Self = serde_json::from_str(text).ok()?;
+        let hello: Self = strict::from_str(text).ok()?;
         (hello.kind == "hello").then_some(hello)
     }
 }

@@ -203,7 +203,7 @@ impl Manifest {
             Err(error) => return Err(unreadable(&error)),
         }
         let content = fs::read(&path).map_err(|error| unreadable(&error))?;
-        serde_json::from_slice(&content).map_err(|error| unreadable(&error))
+        ade_protocol::strict::from_slice(&content).map_err(|error| unreadable(&error))
     }
 
     fn is_pi(&self) -> bool {

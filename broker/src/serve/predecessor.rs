@@ -128,7 +128,7 @@ async fn ask_to_hand_over(home: &Home) -> Option<RpcError> {
         let Ok(Some(Ok(Line::Whole(answer)))) = read else {
             return refused;
         };
-        let answer = serde_json::from_slice::<Incoming>(&answer).ok();
+        let answer = ade_protocol::strict::from_slice::<Incoming>(&answer).ok();
         // One that has no place for a client may yet do what it is asked.
         refused = answer.and_then(|answer| answer.error);
         if written.is_err() {

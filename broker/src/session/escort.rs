@@ -139,16 +139,14 @@ pub(super) struct Escort {
 /// The worker's own ladder when it was asked over its link, with room for a slow
 /// machine.
 pub(super) fn ladder(timing: WorkerTiming) -> Duration {
-    let ladder = timing.dispose_grace_ms + timing.eof_grace_ms + timing.term_to_kill_ms;
-    Duration::from_millis(ladder) + SLACK
+    Duration::from_millis(timing.ladder_ms()) + SLACK
 }
 
 /// The longest that seeing a worker off can take.
 pub(super) fn longest(timing: WorkerTiming) -> Duration {
-    let ladder = timing.dispose_grace_ms + timing.eof_grace_ms + timing.term_to_kill_ms;
     // Once for the worker's own ladder, once more when it had to be told by
     // SIGTERM, each with a look at what is dying; then the sweep.
-    2 * (Duration::from_millis(ladder) + sweep::DYING + SLACK) + STRAYS_BOUND
+    2 * (Duration::from_millis(timing.ladder_ms()) + sweep::DYING + SLACK) + STRAYS_BOUND
 }
 
 impl Escort {
@@ -280,9 +278,7 @@ impl Escort {
     }
 
     fn ladder(&self) -> Duration {
-        Duration::from_millis(
-            self.timing.dispose_grace_ms + self.timing.eof_grace_ms + self.timing.term_to_kill_ms,
-        )
+        Duration::from_millis(self.timing.ladder_ms())
     }
 
     /// Waits for the worker's end, until `bound` or until it says that it can't

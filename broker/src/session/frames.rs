@@ -5,6 +5,7 @@ use ade_protocol::card::Withdrawal;
 use ade_protocol::event::{ErrorCategory, Event, NoticeLevel, Origin, Via};
 use ade_protocol::frame::{ErrorFrame, FromWorker, Response, SteerOutcome, SteerResult, code};
 use ade_protocol::rpc::RpcError;
+use ade_protocol::strict;
 use ade_protocol::{Generation, TurnId, exit};
 
 use super::actor::Actor;
@@ -463,7 +464,7 @@ impl Actor {
         let result = response
             .result
             .as_deref()
-            .and_then(|raw| serde_json::from_str::<SteerResult>(raw.get()).ok());
+            .and_then(|raw| strict::from_str::<SteerResult>(raw.get()).ok());
         let outcome = match result {
             Some(SteerResult { outcome }) if response.ok => outcome,
             _ => return Err(refusal(response)),
@@ -505,7 +506,7 @@ fn context_used(response: &Response) -> Result<ContextUsed, RpcError> {
         return Err(refusal(response));
     }
     let text = response.result.as_deref().map_or("null", |raw| raw.get());
-    let used: Option<ContextUsed> = serde_json::from_str(text).map_err(|error| {
+    let used: Option<ContextUsed> = strict::from_str(text).map_err(|error| {
         let message = format!("the agent's answer about its context is not understood: {error}");
         RpcError::failed(code::PROTOCOL_ERROR, exit::FAILED, message)
     })?;

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 
 use ade_protocol::event::{Envelope, Event};
+use ade_protocol::strict;
 use ade_protocol::{Seq, TurnId};
 
 use crate::transcript::{self, TranscriptError};
@@ -56,7 +57,7 @@ pub(super) fn read(
         let page = transcript::read_after(path, after, PIECE)?;
         for (seq, line) in &page.events {
             after = *seq;
-            let envelope = serde_json::from_slice::<Envelope<Event>>(line);
+            let envelope = strict::from_slice::<Envelope<Event>>(line);
             if let Ok(envelope) = envelope
                 && envelope.turn_id.as_ref() != Some(next)
             {

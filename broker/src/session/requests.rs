@@ -12,6 +12,7 @@ use ade_protocol::frame::{
     SendStatus, SetModel, SetThinking, ToWorker, code,
 };
 use ade_protocol::rpc::RpcError;
+use ade_protocol::strict;
 use ade_protocol::{Generation, RequestId, TurnId, exit};
 
 use super::actor::Actor;
@@ -280,7 +281,7 @@ pub(super) fn ending(response: &Response) -> Ending {
     let result = response
         .result
         .as_deref()
-        .and_then(|raw| serde_json::from_str::<SendResult>(raw.get()).ok());
+        .and_then(|raw| strict::from_str::<SendResult>(raw.get()).ok());
     match result {
         Some(SendResult {
             status: SendStatus::Completed,

@@ -13,6 +13,7 @@ use ade_protocol::event::ErrorCategory;
 use ade_protocol::frame::{
     Attach, FromWorker, Hello, Init, Lifecycle, Ready, Request, Response, ToWorker, code,
 };
+use ade_protocol::strict;
 use ade_protocol::{Generation, PROTOCOL_VERSION, RequestId, Seq, SessionId, WorkerId};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -349,7 +350,7 @@ async fn greet(
     let ready = answer
         .result
         .as_deref()
-        .and_then(|raw| serde_json::from_str::<Ready>(raw.get()).ok())
+        .and_then(|raw| strict::from_str::<Ready>(raw.get()).ok())
         .ok_or_else(|| protocol("the answer to `init` is not what `ready` promises"))?;
     Ok(Greeted {
         link,

@@ -2,6 +2,7 @@
 //! answer to a secret is never among them.
 
 use ade_protocol::card::{Card, CardKind};
+use ade_protocol::strict;
 use ade_protocol::{Generation, RequestId, SessionId};
 use rusqlite::params;
 
@@ -112,8 +113,8 @@ impl State {
         self.query("read the cards", sql, [], |row| {
             let (id, text): (String, String) = (row.get(0)?, row.get(1)?);
             let settled: Option<String> = row.get(3)?;
-            let settled = settled.map(|text| serde_json::from_str(&text)).transpose();
-            match (serde_json::from_str(&text), settled) {
+            let settled = settled.map(|text| strict::from_str(&text)).transpose();
+            match (strict::from_str(&text), settled) {
                 (Ok(card), Ok(settled)) => Ok(CardRow {
                     card,
                     opened_at_ms: unsigned(row.get(2)?),

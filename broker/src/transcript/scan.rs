@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use ade_protocol::event::TurnStatus;
+use ade_protocol::strict;
 use ade_protocol::{Seq, TurnId};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -127,8 +128,10 @@ pub fn standings(
     while !turns.is_empty()
         && let Some(line) = lines.next()?
     {
-        let line = line.and_then(|line| serde_json::from_slice::<Line<'_>>(line).ok());
-        let Some(line) = line else { continue };
+        let line = line.and_then(|line| strict::from_slice::<Line<'_>>(line).ok());
+        let Some(line) = line.filter(|line| super::is_number(line.sequence)) else {
+            continue;
+        };
         if line.sequence <= after {
             break;
         }

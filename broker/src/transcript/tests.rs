@@ -256,6 +256,30 @@ fn pages_join_without_gap_or_double() {
 }
 
 #[test]
+fn a_number_that_no_event_can_have_is_damage() {
+    for number in [0, (1 << 53) - 1, u64::MAX - 1, u64::MAX] {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("t.jsonl");
+        fill(&mut open(&path), 2, 10);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let last = text.lines().last().unwrap();
+        let forged = last.replace("\"sequence\":2,", &format!("\"sequence\":{number},"));
+        assert_ne!(forged, last);
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        writeln!(file, "{forged}").unwrap();
+        let mut transcript = open(&path);
+        assert_eq!(
+            (transcript.last_sequence(), transcript.damaged()),
+            (Seq(2), 1),
+            "{number}"
+        );
+        fill(&mut transcript, 1, 10);
+        let all = read_after(&path, Seq(0), usize::MAX).unwrap();
+        assert_eq!((numbers(&all), all.damaged), (vec![1, 2, 3], 1), "{number}");
+    }
+}
+
+#[test]
 fn c14_a_huge_line_costs_itself_and_bounded_memory() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("t.jsonl");

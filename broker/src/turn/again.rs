@@ -4,6 +4,7 @@
 //! and the next one goes on from there: what was decided is not decided again.
 
 use ade_protocol::event::ErrorCategory;
+use ade_protocol::strict;
 use serde::{Deserialize, Serialize};
 
 use super::{Again, Failure};
@@ -35,7 +36,7 @@ impl Failure {
     /// What was kept. `None`: it is not understood, and nothing is known.
     #[must_use]
     pub fn read(note: &str) -> Option<Self> {
-        let cause: Cause = serde_json::from_str(note).ok()?;
+        let cause: Cause = strict::from_str(note).ok()?;
         Some(Self::new(&cause.kind, cause.category, cause.message))
     }
 }

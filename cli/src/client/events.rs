@@ -5,6 +5,7 @@ use std::io;
 
 use ade_protocol::action::CardNotification;
 use ade_protocol::rpc;
+use ade_protocol::strict;
 use serde_json::value::RawValue;
 
 use super::Wire;
@@ -24,7 +25,7 @@ impl Notification {
         let params = params?;
         match method {
             rpc::EVENT => Some(Self::Event(params)),
-            rpc::CARD => serde_json::from_str(params.get())
+            rpc::CARD => strict::from_str(params.get())
                 .ok()
                 .map(|card| Self::Card(Box::new(card))),
             // The subscription of a session goes on from the transcript by itself.

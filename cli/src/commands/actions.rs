@@ -2,6 +2,7 @@
 //! itself.
 
 use ade_protocol::action::{ACTIONS_LIST, ActionInfo};
+use ade_protocol::strict;
 use serde_json::{Value, json};
 
 use crate::args::Actions;
@@ -43,7 +44,7 @@ async fn list(context: &Context) -> Result<(), CommandError> {
     }
     // The list stands alone or in a field.
     let list = answer.get("actions").unwrap_or(&answer).clone();
-    let list: Vec<ActionInfo> = serde_json::from_value(list)
+    let list: Vec<ActionInfo> = strict::from_value(list)
         .map_err(|e| CommandError::failed("the list of actions is not understood").because(e))?;
     let mut table = Table::new(&["ACTION", "ROLE", "DOES", "EXAMPLE"]);
     for action in list {

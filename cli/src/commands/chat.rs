@@ -8,6 +8,7 @@ use ade_protocol::action::{
     Steered, name,
 };
 use ade_protocol::event::{Envelope, Event, TurnStatus};
+use ade_protocol::strict;
 use ade_protocol::{Seq, SessionId, TurnId, exit};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -263,7 +264,7 @@ async fn show(context: &Context, arguments: &args::ChatShow) -> Result<(), Comma
     // Turns that began before what is shown are not known.
     let mut begun = (arguments.after == 0).then(HashSet::new);
     for event in events {
-        let Ok(envelope) = serde_json::from_value::<Envelope<Event>>(event) else {
+        let Ok(envelope) = strict::from_value::<Envelope<Event>>(event) else {
             continue;
         };
         if let (Some(begun), Some(turn)) = (&mut begun, &envelope.turn_id) {

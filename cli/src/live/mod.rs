@@ -16,6 +16,7 @@ use std::time::Duration;
 use ade_protocol::action::{Aborted, ChatAbort, SubscribeParams, name};
 use ade_protocol::card::Card;
 use ade_protocol::event::{Envelope, Event};
+use ade_protocol::strict;
 use ade_protocol::{Generation, RequestId, Seq, SessionId, TurnId, exit};
 use serde_json::value::RawValue;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -248,10 +249,10 @@ impl<'a> Live<'a> {
 
     /// Shows an envelope; `None` when it is not one of ours.
     fn show(&mut self, text: &str) -> Result<Option<Box<Envelope<Event>>>, CommandError> {
-        let Ok(envelope) = serde_json::from_str::<Envelope<Box<RawValue>>>(text) else {
+        let Ok(envelope) = strict::from_str::<Envelope<Box<RawValue>>>(text) else {
             return Ok(None);
         };
-        let Ok(event) = serde_json::from_str::<Event>(envelope.event.get()) else {
+        let Ok(event) = strict::from_str::<Event>(envelope.event.get()) else {
             return Ok(None);
         };
         // What is not persisted carries the number of what was before it.

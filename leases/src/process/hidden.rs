@@ -133,7 +133,7 @@ impl HiddenList {
         fs::File::open(path)?
             .take(MAX_FILE)
             .read_to_end(&mut content)?;
-        let list: Self = serde_json::from_slice(&content)?;
+        let list: Self = crate::object::from_slice(&content)?;
         Ok(Some(list))
     }
 

@@ -1,5 +1,6 @@
 //! One line of a session file: how it is cut out, and what it says.
 
+use crate::object;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -140,7 +141,7 @@ fn without_lone_surrogates(text: &str) -> Option<String> {
 /// Why it is no entry.
 pub fn parse_line(bytes: &[u8]) -> Result<Value, Bad> {
     let (text, _) = text(bytes);
-    match serde_json::from_str(&text) {
+    match serde_json::from_str::<Value>(&text) {
         Ok(Value::Object(map)) => Ok(Value::Object(map)),
         Ok(_) => Err(Bad::NotAnObject),
         Err(_) => Err(bad(bytes)),
@@ -180,12 +181,12 @@ pub(super) fn entry(bytes: &[u8]) -> Result<Option<Entry>, Bad> {
     }
     // The payload is skipped, not built. What the quick look can't take
     // (a field twice) the slow one can.
-    let mut entry = match serde_json::from_str::<Envelope<'_>>(&text) {
+    let mut entry = match object::from_str::<Envelope<'_>>(&text) {
         Ok(envelope) => envelope.entry(),
         Err(_) => from_value(&parse_line(bytes)?),
     };
     if entry.kind == "session" {
-        entry.header = serde_json::from_str(&text).ok();
+        entry.header = serde_json::from_str::<Value>(&text).ok();
     }
     entry.repaired = repaired;
     Ok(Some(entry))
@@ -204,7 +205,7 @@ struct Envelope<'a> {
 }
 
 fn string(raw: Option<&RawValue>) -> Option<String> {
-    serde_json::from_str(raw?.get()).ok()
+    serde_json::from_str::<String>(raw?.get()).ok()
 }
 
 impl Envelope<'_> {
@@ -244,7 +245,7 @@ struct Block<'a> {
 
 /// A message of a shape we don't know is an entry all the same.
 fn take_message(entry: &mut Entry, raw: &RawValue) {
-    let Ok(message) = serde_json::from_str::<Message<'_>>(raw.get()) else {
+    let Ok(message) = object::from_str::<Message<'_>>(raw.get()) else {
         return;
     };
     let role = string(message.role);
@@ -258,7 +259,7 @@ fn take_message(entry: &mut Entry, raw: &RawValue) {
         .filter(|text| text.starts_with('['));
     let blocks = content.and_then(|text| serde_json::from_str::<Vec<&RawValue>>(text).ok());
     for block in blocks.unwrap_or_default() {
-        let Ok(block) = serde_json::from_str::<Block<'_>>(block.get()) else {
+        let Ok(block) = object::from_str::<Block<'_>>(block.get()) else {
             continue;
         };
         if string(block.r#type).as_deref() == Some("toolCall")
@@ -309,6 +310,20 @@ mod tests {
                 "{line}"
             );
         }
+    }
+
+    /// A derived reader would take the fields from it in their order.
+    #[test]
+    fn a_list_is_no_entry_and_no_part_of_one() {
+        let read = |text: &str| entry(text.as_bytes()).map(|entry| entry.expect("a line"));
+        assert!(matches!(
+            read(r#"["message","a",null]"#),
+            Err(Bad::NotAnObject)
+        ));
+        let message = r#"{"type":"message","message":["toolResult",[],"call"]}"#;
+        assert_eq!(read(message).ok().and_then(|entry| entry.result_of), None);
+        let block = r#"{"type":"message","message":{"content":[["toolCall","id","name"]]}}"#;
+        assert!(read(block).is_ok_and(|entry| entry.calls.is_empty()));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 use ade_protocol::Generation;
 use ade_protocol::event::{Event, NoticeLevel};
+use ade_protocol::strict;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -83,7 +84,7 @@ impl Mapper {
     }
 
     pub(super) fn map(&mut self, raw: &RawValue) -> Result<Option<Event>, MapError> {
-        let event: PiEvent<'_> = serde_json::from_str(raw.get())?;
+        let event: PiEvent<'_> = strict::from_str(raw.get())?;
         let mapped = match event.kind.as_ref() {
             "message_start" => {
                 // Pi's deltas name no message. Counting makes ids that are

@@ -8,6 +8,7 @@ use ade_protocol::frame::{
     UiNotice, UiRequest, code,
 };
 use ade_protocol::limits::{MAX_LINE, MAX_MALFORMED_IN_A_ROW};
+use ade_protocol::strict;
 use ade_protocol::{PROTOCOL_VERSION, RequestId};
 use serde::de::IgnoredAny;
 use serde_json::json;
@@ -341,7 +342,7 @@ impl Session {
         match &pending.kind {
             Kind::Init if response.ok => {
                 let text = response.result.as_deref().map_or("null", RawValue::get);
-                if let Ok(ready) = serde_json::from_str(text) {
+                if let Ok(ready) = strict::from_str(text) {
                     self.on_ready(pending.id, ready);
                 }
             }
@@ -357,7 +358,7 @@ impl Session {
             Kind::Send(_) => self.turn_ends(response),
             Kind::SetModel | Kind::SetThinking if response.ok => {
                 let text = response.result.as_deref().map_or("null", RawValue::get);
-                self.ready = serde_json::from_str(text).ok().or(self.ready.take());
+                self.ready = strict::from_str(text).ok().or(self.ready.take());
                 self.respond(response, Weight::Answers);
             }
             _ => self.respond(response, Weight::Answers),

@@ -1,5 +1,6 @@
 //! Two processes want one lease; exactly one may get it.
 
+use ade_protocol::strict;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -158,7 +159,7 @@ impl Fighter {
 
     async fn finish(mut self) -> Result<Side, CommandError> {
         let line = self.line().await?;
-        let side = serde_json::from_str(&line).map_err(|e| {
+        let side = strict::from_str(&line).map_err(|e| {
             CommandError::failed("a side of the fight is not understood").because(e)
         })?;
         match timeout(BOUND, self.child.wait()).await {

@@ -18,6 +18,7 @@ use ade_protocol::action::{
 use ade_protocol::card::{Answer, Card};
 use ade_protocol::event::{Envelope, Event};
 use ade_protocol::exit;
+use ade_protocol::strict;
 use tokio::signal::unix::{SignalKind, signal as unix_signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
@@ -221,7 +222,7 @@ impl<'a> Show<'a> {
         })?;
         match notification {
             Notification::Event(raw) => {
-                let Ok(envelope) = serde_json::from_str::<Envelope<Event>>(raw.get()) else {
+                let Ok(envelope) = strict::from_str::<Envelope<Event>>(raw.get()) else {
                     return Ok(());
                 };
                 let session = envelope.session_id;
