@@ -30,6 +30,7 @@ mod escort;
 mod figures;
 mod frames;
 mod legacy;
+mod mark;
 mod permission;
 mod queue;
 mod record;

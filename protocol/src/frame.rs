@@ -25,8 +25,8 @@ pub use from_worker::{
     UiCancel, UiNotice, UiRequest, WorkerState, code,
 };
 pub use to_worker::{
-    Abort, Ack, Attach, Compact, Init, Package, Prompt, Recovery, Send, SessionChoice, SetModel,
-    SetThinking, Store, UiResponse,
+    Abort, Ack, Attach, Compact, Init, Package, Prompt, Recovery, Send, SessionChoice, SessionMark,
+    SetModel, SetThinking, Store, UiResponse,
 };
 
 /// Why a line is not a frame.

@@ -8,6 +8,7 @@ use ade_protocol::frame::{FrameFault, FromWorker, Known, ToWorker};
 const TO_WORKER: &[&str] = &[
     r#"{"protocolVersion":2,"type":"init","requestId":"r1","sessionKey":"ses_1","provider":"pi","cwd":"/lane","agentDir":"/agent","package":{"packageRoot":"/pi"},"store":{"sessionRoot":"/agent/sessions"},"session":{"sessionFile":"/agent/sessions/a.jsonl","resume":true},"modelRef":"fake/text","tools":["read"],"approvalTools":["bash"],"extensions":false,"askUserTool":true,"inventoryOnly":false,"env":{"A":"b"}}"#,
     r#"{"protocolVersion":2,"type":"send","requestId":"r2","turnId":"t","prompt":"hi","recovery":{"forceExpireActiveRun":true}}"#,
+    r#"{"protocolVersion":2,"type":"send","requestId":"r2","turnId":"t","prompt":"hi","recovery":{"forceExpireActiveRun":true,"replay":"User: hi","sessionMark":{"sessionFile":"/a.jsonl","bytes":9,"tail":"00ff"}}}"#,
     r#"{"protocolVersion":2,"type":"steer","requestId":"r3","prompt":"left"}"#,
     r#"{"protocolVersion":2,"type":"follow_up","requestId":"r4","prompt":"then right"}"#,
     r#"{"protocolVersion":2,"type":"abort","requestId":"r5","turnId":"t"}"#,

@@ -94,6 +94,12 @@ impl FakeModel {
         self.port
     }
 
+    /// Its process, so that it can be stopped: a model that takes its time.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
     /// The requests so far, oldest first, at most the last 1,000. Each has `n`, `atMs`, `headers`,
     /// `body`, and `outcome`: `open`, `finished`, `cut`, `client closed` or `status <code>`.
     ///

@@ -191,27 +191,46 @@ fn f05_a_message_that_is_sent_again_stands_once_in_the_file() {
     assert_eq!(ade.session(&chat)["generation"], 2);
 }
 
+/// Also not by a fresh agent, which has a session of its own.
 #[test]
 fn f05_a_message_that_the_agent_went_on_with_is_not_sent_again() {
-    let (ade, _, chat) = started("");
-    let prompt = "!file half of it is done\n!hang";
-    let events = ade.turn(&chat, prompt);
-    let error = error(&events);
-    let message = error["message"].as_str().expect("a text");
-    assert!(message.starts_with("delivered, outcome unknown"), "{error}");
-    let detail = error["detail"].as_str().unwrap_or_default();
-    assert!(
-        detail.contains("kind: delivered_outcome_unknown"),
-        "{error}"
-    );
-    assert_eq!(users(&file(&ade, &chat)), [prompt]);
-    let text = text_of(&ade.turn(&chat, "next"));
-    assert_eq!(text, "You said: next", "the next message works");
-    assert_eq!(
-        ade.session(&chat)["generation"],
-        3,
-        "by a worker that is trusted"
-    );
+    for config in ["", REPLAY] {
+        let (ade, _, chat) = started(config);
+        ade.turn(&chat, "hello");
+        let first = file(&ade, &chat);
+        let prompt = "!file half of it is done\n!hang";
+        let events = ade.turn(&chat, prompt);
+        let error = error(&events);
+        let message = error["message"].as_str().expect("a text");
+        assert!(message.starts_with("delivered, outcome unknown"), "{error}");
+        let detail = error["detail"].as_str().unwrap_or_default();
+        assert!(
+            detail.contains("kind: delivered_outcome_unknown"),
+            "{error}"
+        );
+        assert_eq!(users(&first), ["hello", prompt]);
+        let text = text_of(&ade.turn(&chat, "next"));
+        assert_eq!(text, "You said: next", "the next message works");
+        assert_eq!(
+            ade.session(&chat)["generation"],
+            3,
+            "by a worker that is trusted"
+        );
+    }
+}
+
+#[test]
+fn an_answer_to_the_same_message_before_says_nothing_of_this_one() {
+    for config in ["", REPLAY] {
+        let (ade, _, chat) = started(config);
+        let prompt = "!crash-once 7\n!emit done";
+        for _ in 0..2 {
+            let events = ade.turn(&chat, prompt);
+            assert_eq!(status(&events), "completed", "{events:?}");
+            assert_eq!(text_of(&events), "done");
+        }
+        assert_eq!(ade.session(&chat)["generation"], 3);
+    }
 }
 
 const RECONNECTS: &str =

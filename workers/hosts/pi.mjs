@@ -16,12 +16,13 @@ import path from "node:path";
 // First: it takes stdout away from everything that is loaded after it.
 import { HostError, PROTOCOL, bounded, lifecycle, log, messageOf, out, plain, readFrames, report, stackOf } from "./lib/wire.mjs";
 import { cards } from "./lib/cards.mjs";
+import { earlierDelivery, entriesOfTurn, whyNot } from "./pi/delivery.mjs";
 import { lean } from "./pi/events.mjs";
 import { loadImages } from "./pi/images.mjs";
 import { accountView, availableModels, findModel, modelName, modelView, noModel, providerViews } from "./pi/models.mjs";
 import { NODE_MINIMUM, loadPi, readOnlySettings } from "./pi/package.mjs";
 import { checkInit, checkThinking, isText, makeFolder, need } from "./pi/requests.mjs";
-import { checkSessionPlace, earlierDelivery, openSession } from "./pi/sessions.mjs";
+import { checkSessionPlace, openSession } from "./pi/sessions.mjs";
 import { toolPolicy } from "./pi/tools.mjs";
 import { extensionUi } from "./pi/ui.mjs";
 
@@ -203,7 +204,7 @@ async function doSend(request, requestId) {
   out.released = false;
   try {
     const images = loadImages(request.images);
-    if (request.recovery?.forceExpireActiveRun === true) await expireEarlierDelivery(request.prompt);
+    if (request.recovery?.forceExpireActiveRun === true) await expireEarlierDelivery(request);
     lifecycle("prompt_started", { requestId });
     if (!turn.aborted) {
       // Pi's own abort does nothing while a prompt is being prepared: what came then is done at the start.
@@ -241,13 +242,13 @@ function turnResult() {
 }
 
 /** Makes a message that is sent again stand once in the context. */
-async function expireEarlierDelivery(prompt) {
-  const { again, delivered } = earlierDelivery(session.sessionManager.getBranch(), prompt);
-  if (delivered) {
-    throw new HostError("delivered_outcome_unknown", "the agent had begun to work on this message; it is not sent a second time");
-  }
-  if (again === undefined) return;
+async function expireEarlierDelivery({ prompt, recovery }) {
   const manager = session.sessionManager;
+  const branch = new Set(manager.getBranch().map((entry) => entry.id));
+  const found = earlierDelivery(entriesOfTurn(session.sessionFile, recovery.sessionMark), prompt, (id) => branch.has(id));
+  if (found.delivered) throw new HostError("delivered_outcome_unknown", whyNot(found));
+  const { again } = found;
+  if (again === undefined) return;
   // Pi does not move from an entry to the place before that same entry, so the end is put behind it.
   if (manager.getLeafId() === again) manager.appendCustomEntry("ade_sent_again", {});
   const moved = await session.navigateTree(again);

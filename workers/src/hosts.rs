@@ -15,6 +15,7 @@ pub const PI_HOST: HostFiles = host_files![
     "pi.mjs",
     "lib/cards.mjs",
     "lib/wire.mjs",
+    "pi/delivery.mjs",
     "pi/events.mjs",
     "pi/images.mjs",
     "pi/models.mjs",

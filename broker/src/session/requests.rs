@@ -17,7 +17,7 @@ use ade_protocol::{Generation, RequestId, TurnId, exit};
 
 use super::actor::Actor;
 use super::worker::Pending;
-use super::{Ask, Command, Reply, replay, report, start};
+use super::{Ask, Command, Reply, mark, replay, report, start};
 use crate::clock;
 use crate::config::RecoveryKind;
 use crate::link::Connection;
@@ -73,6 +73,10 @@ impl Actor {
             return;
         }
         let replay = self.replay(turn).await;
+        let mark = self.mark(turn, again).await;
+        // Kept of the message itself, and not of what is said on top of it.
+        let first = mark.as_ref().filter(|_| again.is_none());
+        let first = first.and_then(mark::note);
         let force = again.is_some() || self.row.flags.force_expire;
         let (session, id, generation) = (
             self.row.session_id.clone(),
@@ -92,6 +96,9 @@ impl Actor {
                         state.set_agent_told(&session)?;
                     }
                     state.update_turn(&session, &id, generation, sends, standing)?;
+                    if let Some(mark) = &first {
+                        state.mark_turn(&session, &id, mark)?;
+                    }
                     state.set_armed(&session, &id, armed)
                 })
             })
@@ -103,6 +110,7 @@ impl Actor {
         let recovery = (force || replay.is_some()).then_some(Recovery {
             force_expire_active_run: force,
             replay,
+            session_mark: mark.filter(|_| force),
         });
         let body = Send {
             turn_id: turn.clone(),

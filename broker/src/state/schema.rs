@@ -87,6 +87,9 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE sessions ADD COLUMN replaced_agent TEXT;
     ALTER TABLE sessions ADD COLUMN agent_told INTEGER NOT NULL DEFAULT 1;
 ",
+    "
+    ALTER TABLE turns ADD COLUMN mark TEXT;
+",
 ];
 
 fn known() -> i64 {

@@ -136,6 +136,45 @@ impl State {
         self.execute("note a send", sql, values).map(drop)
     }
 
+    /// Writes where the session file ended before the running turn's message was
+    /// sent. The first mark stays: what a worker may have written of the message
+    /// stands behind it.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn mark_turn(
+        &self,
+        session: &SessionId,
+        turn: &TurnId,
+        mark: &str,
+    ) -> Result<(), StateError> {
+        let sql = "UPDATE turns SET mark = coalesce(mark, ?3)
+                   WHERE session_id = ?1 AND turn_id = ?2";
+        let values = params![session.as_str(), turn.as_str(), mark];
+        self.execute("mark a turn", sql, values).map(drop)
+    }
+
+    /// The mark of the running turn. `None`: it is not the running one, or nobody
+    /// has marked it, as an older ade never did.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn turn_mark(
+        &self,
+        session: &SessionId,
+        turn: &TurnId,
+    ) -> Result<Option<String>, StateError> {
+        let sql = "SELECT mark FROM turns WHERE session_id = ?1 AND turn_id = ?2";
+        let values = [session.as_str(), turn.as_str()];
+        let marks = self.query(
+            "read the mark of a turn",
+            sql,
+            values,
+            |row| Ok(row.get(0)?),
+        )?;
+        Ok(marks.into_iter().next().flatten())
+    }
+
     /// Ends the running turn and remembers how, as one step. A completed turn
     /// leaves history in the session file. A message that waits does so no more, and
     /// nobody asks about the turn's cards. False: this turn did not run.

@@ -116,6 +116,32 @@ pub struct Recovery {
     /// Transcript for a provider that cannot resume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay: Option<String>,
+    /// Where the session file ended before the message was sent for the first
+    /// time: what stands behind that is of this turn, what stands before it is
+    /// not. Absent, or not fitting the file: nobody can tell, and a message that
+    /// may have been delivered is not sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_mark: Option<SessionMark>,
+}
+
+/// A place in a session file, which only grows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SessionMark {
+    /// Absolute path of the file, as `ready` named it.
+    pub session_file: String,
+    /// Its length in bytes; 0: it was not there, or empty.
+    pub bytes: u64,
+    /// SHA-256 in lower-case hex of the [`SessionMark::TAIL`] bytes before the
+    /// place, or of all of them when there are fewer. A file that was written
+    /// anew since, by a migration or from a backup, does not have them there,
+    /// and then the mark says nothing.
+    pub tail: String,
+}
+
+impl SessionMark {
+    /// Bytes before the place by which it is known again.
+    pub const TAIL: u64 = 4096;
 }
 
 /// A message for a running turn.

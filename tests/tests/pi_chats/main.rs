@@ -7,6 +7,7 @@ use std::time::Duration;
 mod cards;
 mod command;
 mod deaths;
+mod delivered;
 mod models;
 mod sessions;
 mod setup;

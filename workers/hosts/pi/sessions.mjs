@@ -1,4 +1,4 @@
-// Pi's session files: which one an `init` means, and what a session says about a message sent again.
+// Pi's session files: which one an `init` means.
 //
 // A file is opened only inside the store's root and only with the lane's own header. A session that cannot
 // be found is an error, never a fresh one.
@@ -90,32 +90,6 @@ export async function openSession(pi, init) {
   const newest = newestSession(pi, fresh.getSessionDir(), wanted);
   if (newest === undefined) throw new HostError("session_not_found", `there is no earlier session of ${cwd}`);
   return pi.SessionManager.open(newest);
-}
-
-const hasContent = (message) =>
-  (Array.isArray(message.content) ? message.content : [message.content]).some(
-    (part) => part && (typeof part === "string" || part.type === "toolCall" || part.text || part.thinking),
-  );
-
-/**
- * What the session's branch says about a prompt that is sent again. `again`: the id of the user message
- * to branch before, when nothing follows it. `delivered`: the agent went on after it and did not finish.
- */
-export function earlierDelivery(branch, prompt) {
-  const messages = branch.filter((entry) => entry.type === "message" && entry.message.role !== "system");
-  const last = messages.findLastIndex((entry) => entry.message.role === "user");
-  if (last < 0) return {};
-  const content = messages[last].message.content;
-  const text = typeof content === "string" ? content : content.find((part) => part.type === "text")?.text;
-  // Pi appends what it did to attached images behind an empty line.
-  if (text !== prompt && !text?.startsWith(`${prompt}\n\n[`)) return {};
-  const after = messages.slice(last + 1).map((entry) => entry.message);
-  const nothing = after.every(
-    (message) => message.role === "assistant" && ["aborted", "error"].includes(message.stopReason) && !hasContent(message),
-  );
-  if (nothing) return { again: messages[last].id };
-  const end = after.at(-1);
-  return { delivered: !(end.role === "assistant" && ["stop", "length"].includes(end.stopReason)) };
 }
 
 /** A new session must lie in the store as well, or nobody could find and lock it. */

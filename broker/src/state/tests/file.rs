@@ -62,6 +62,7 @@ fn a_queue_of_an_older_schema_has_no_steers_and_new_ones_are_kept() {
     state.insert_session(&session("s")).unwrap();
     // As the schema before left it.
     let old = "ALTER TABLE turns DROP COLUMN cause;
+               ALTER TABLE turns DROP COLUMN mark;
                ALTER TABLE queue DROP COLUMN cleared;
                ALTER TABLE queue DROP COLUMN steers;
                ALTER TABLE queue DROP COLUMN after_sequence;

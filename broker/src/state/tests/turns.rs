@@ -57,6 +57,27 @@ fn a_session_runs_one_turn_and_remembers_how_it_ended() {
 }
 
 #[test]
+fn the_first_mark_of_a_turn_stays_and_ends_with_it() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    let (id, turn_id) = (SessionId::from("s"), TurnId::from("t1"));
+    state.insert_session(&session("s")).unwrap();
+    state.begin_turn(&turn("s", "t1")).unwrap();
+    let mark = |state: &State| state.turn_mark(&id, &turn_id).unwrap();
+    assert_eq!(mark(&state), None, "as an older ade left it");
+    state.mark_turn(&id, &"t0".into(), "another's").unwrap();
+    assert_eq!(mark(&state), None);
+    for text in ["first", "second"] {
+        state.mark_turn(&id, &turn_id, text).unwrap();
+        assert_eq!(mark(&state).as_deref(), Some("first"));
+    }
+    state
+        .end_turn(&id, &turn_id, TurnStatus::Completed, None)
+        .unwrap();
+    assert_eq!(mark(&state), None);
+}
+
+#[test]
 fn the_queue_keeps_its_order_and_moves_as_one_step() {
     let folder = TempDir::new().unwrap();
     let state = open(&folder);

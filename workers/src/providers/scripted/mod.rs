@@ -11,6 +11,7 @@
 //! message on. It holds no lease: the worker above it does.
 
 mod cards;
+mod delivery;
 mod opening;
 mod script;
 mod store;

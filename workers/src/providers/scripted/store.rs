@@ -6,9 +6,10 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use ade_protocol::frame::{Init, code};
+use ade_protocol::frame::{Init, SessionMark, code};
 use serde_json::{Value, json};
 
+use super::delivery::Delivery;
 use super::opening::Refusal;
 
 /// One session file, open for appending once something was written.
@@ -20,8 +21,6 @@ pub(super) struct Store {
     leaf: Option<String>,
     /// The user's messages, oldest first.
     said: Vec<String>,
-    /// Whether anything came after the last of them.
-    answered: bool,
     /// The agent is not there any more.
     forgotten: bool,
 }
@@ -75,7 +74,6 @@ impl Store {
             file: None,
             leaf: None,
             said: Vec::new(),
-            answered: true,
             forgotten: false,
         };
         match fs::read(&store.path) {
@@ -103,28 +101,26 @@ impl Store {
         &self.said[..self.said.len().saturating_sub(1)]
     }
 
-    /// Whether the last entry is this message, unanswered: sending it again
-    /// must not make it stand twice.
-    pub(super) fn ends_with(&self, prompt: &str) -> bool {
-        !self.answered && self.said.last().is_some_and(|last| last == prompt)
-    }
-
-    /// Whether the agent went on after this message: sending it again would do
-    /// it twice.
-    pub(super) fn went_on_after(&self, prompt: &str) -> bool {
-        self.answered && self.said.last().is_some_and(|last| last == prompt)
+    /// What is known of a message that is sent again. A fresh agent has a file of
+    /// its own; what the one before it did stands in the file that was marked.
+    pub(super) fn delivery(&self, prompt: &str, mark: Option<&SessionMark>) -> Delivery {
+        let own = self.path.to_string_lossy();
+        let before = mark.filter(|mark| mark.session_file != own);
+        let before = before.map(|mark| Delivery::read(&mark.session_file, prompt, Some(mark)));
+        match before {
+            Some(before) if before.refusal().is_some() => before,
+            _ => Delivery::read(&own, prompt, mark),
+        }
     }
 
     /// Adds a message of the user.
     pub(super) fn user(&mut self, text: &str) {
         self.said.push(text.to_owned());
-        self.answered = false;
         self.message(&json!({"role": "user", "content": [{"type": "text", "text": text}]}));
     }
 
     /// Adds the agent's answer.
     pub(super) fn assistant(&mut self, text: &str, stop_reason: &str) {
-        self.answered |= says_something(text, stop_reason);
         self.message(&json!({
             "role": "assistant",
             "content": [{"type": "text", "text": text}],
@@ -151,17 +147,8 @@ impl Store {
             self.leaf = id.or(self.leaf.take());
             self.forgotten |= entry["customType"] == FORGOTTEN;
             let message = &entry["message"];
-            let text = text_of(&message["content"]);
-            match message["role"].as_str() {
-                Some("user") => {
-                    self.answered = false;
-                    self.said.push(text);
-                }
-                Some(_) => {
-                    let stop_reason = message["stopReason"].as_str().unwrap_or_default();
-                    self.answered |= says_something(&text, stop_reason);
-                }
-                None => {}
+            if message["role"] == "user" {
+                self.said.push(text_of(&message["content"]));
             }
         }
     }
@@ -216,7 +203,7 @@ const FORGOTTEN: &str = "ade_forgotten";
 
 /// Whether an answer is one: an agent that failed, or was ended, before its
 /// first word has not gone on with the message.
-fn says_something(text: &str, stop_reason: &str) -> bool {
+pub(super) fn says_something(text: &str, stop_reason: &str) -> bool {
     !text.is_empty() || !["error", "aborted"].contains(&stop_reason)
 }
 
@@ -235,7 +222,7 @@ fn check_file(path: &Path) -> Result<(), String> {
     ))
 }
 
-fn text_of(content: &Value) -> String {
+pub(super) fn text_of(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
         Value::Array(parts) => parts

@@ -18,6 +18,7 @@ use nix::sys::signal::{Signal, raise};
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
+use super::delivery::Delivery;
 use super::script::{Step, parse};
 use super::{Flow, Host, Running, Stop};
 
@@ -43,16 +44,8 @@ pub(super) enum Ended {
 impl Host {
     /// Runs one turn and answers its `send`.
     pub(super) fn turn(&mut self, id: RequestId, send: &Send) -> Flow {
-        let again = send
-            .recovery
-            .as_ref()
-            .is_some_and(|how| how.force_expire_active_run);
-        if again
-            && self
-                .store()
-                .is_some_and(|store| store.went_on_after(&send.prompt))
-        {
-            let message = "the agent had begun to work on this message; it is not sent again";
+        let delivery = self.delivery(send);
+        if let Some(message) = delivery.refusal() {
             self.refuse(id, code::DELIVERED_OUTCOME_UNKNOWN, message);
             return Flow::On;
         }
@@ -65,7 +58,8 @@ impl Host {
             if let Some(replay) = replay {
                 store.user(replay);
             }
-            if !(recovery && store.ends_with(&send.prompt)) {
+            // One that stands there must not stand twice.
+            if replay.is_some() || delivery != Delivery::Unanswered {
                 store.user(&send.prompt);
             }
         }
@@ -119,6 +113,16 @@ impl Host {
         match ended {
             Ended::Stopped(Stop::Ending) => self.disposed(),
             _ => Flow::On,
+        }
+    }
+
+    /// What is known of an earlier delivery of the message.
+    fn delivery(&mut self, send: &Send) -> Delivery {
+        let again = send.recovery.as_ref();
+        let again = again.filter(|how| how.force_expire_active_run);
+        match (again, self.store()) {
+            (Some(how), Some(store)) => store.delivery(&send.prompt, how.session_mark.as_ref()),
+            _ => Delivery::Missing,
         }
     }
 

@@ -12,6 +12,8 @@ use ade_tests::agents;
 use ade_tests::fake_model::{FakeModel, write_agent_dir};
 use serde_json::{Value, json};
 
+mod delivery;
+
 /// Longest wait for a frame of the host.
 const FRAME_WAIT: Duration = Duration::from_secs(30);
 
