@@ -11,6 +11,7 @@
 
 use std::borrow::Cow;
 use std::future::poll_fn;
+use std::os::fd::AsFd;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -20,9 +21,9 @@ use ade_protocol::frame::{FrameFault, FromWorker, Header, Hello, Known, ToWorker
 use ade_protocol::limits::MAX_MALFORMED_IN_A_ROW;
 use ade_protocol::{Seq, TurnId};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use nix::poll::{PollFd, PollFlags, PollTimeout};
 use serde_json::value::RawValue;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-#[cfg(test)]
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
@@ -206,6 +207,15 @@ impl Incoming {
             into.push(item);
         }
         into.len() - before
+    }
+
+    /// Whether something lies in the socket. The kernel is asked: the runtime may
+    /// not have heard of it yet.
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        let stream: &UnixStream = self.reader.as_ref();
+        let mut look = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
+        !self.ended && matches!(nix::poll::poll(&mut look, PollTimeout::ZERO), Ok(1..))
     }
 
     /// One read.

@@ -10,12 +10,12 @@
 //! | module | what |
 //! |---|---|
 //! | `actor` | the state, the loop, the effects of the turn |
-//! | `frames`, `queue` | commands, and what a worker says |
+//! | `frames`, `hear`, `queue` | commands, and what a worker says |
 //! | `record`, `view` | what is written down, and what clients see |
 //! | `acquire`, `legacy` | having a worker: a new one, or another broker's |
 //! | `requests`, `cards` | what the worker is asked and answered |
 //! | `permission` | changing what is fixed when a worker starts |
-//! | `depart` | sending the worker away |
+//! | `depart`, `evidence` | sending the worker away, and what it shows then |
 //! | `start`, `adopt`, `escort` | the steps of a start, a takeover and a farewell, each in a task of its own |
 //! | `replay`, `figures` | what a fresh agent is told of the chat; words about a worker's end |
 //!
@@ -27,8 +27,10 @@ mod adopt;
 mod cards;
 mod depart;
 mod escort;
+mod evidence;
 mod figures;
 mod frames;
+mod hear;
 mod legacy;
 mod mark;
 mod permission;
@@ -141,6 +143,9 @@ pub(crate) enum Command {
         worker: WorkerId,
         survivors: Vec<Survivor>,
     },
+    /// A worker that is not in use any more has shown that its agent worked on this
+    /// turn.
+    Worked(TurnId),
     /// A worker and its tree are gone.
     Gone,
     /// A request was not answered in time.

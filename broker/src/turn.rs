@@ -7,7 +7,8 @@
 //! - each turn that was begun is ended by exactly one [`Effect::Finish`], and
 //!   each message that never became one by exactly one [`Effect::Drop`];
 //! - a message is written to a worker at most twice, the second time only after
-//!   a recycle and only when nothing of the turn was seen; an agent of which
+//!   a recycle and only when nothing of the turn was seen, in time or late, from
+//!   the worker in use or from one that is let go; an agent of which
 //!   something was seen is at most told once to go on ([`Again::Continue`]), and
 //!   that is the second time then;
 //! - no turn begins with a worker that is outdated: it is disposed of first;
@@ -32,16 +33,16 @@
 //! [`Again`] says. That is put on disk before anything of it happens
 //! ([`Effect::Arm`]), so that another broker finishes what this one began.
 //!
-//! The run of a silent worker is ended before its worker is ([`Effect::Abort`]):
-//! what it does at the provider must not go on behind the message that is sent
-//! again. That is best effort, and [`State::Cancelling`] is its wait. It is a
-//! state and no part of the eviction's effect because the wait has a bound, the
-//! user may stop the turn in it, the broker may die in it, and the worker goes
-//! on talking in it: all of that is decided here, where every interleaving is
-//! tried. The machine has let go of that worker already, so that what the old
-//! generation says has no effect; only the answer to the abort, the worker's end
-//! and the deadline count. A run that has ended by itself, with its worker or
-//! with an error, needs none of it.
+//! The run of a silent worker is ended before its worker is
+//! ([`Effect::AbortSilent`]): what it does at the provider must not go on behind
+//! the message that is sent again. That is best effort, and [`State::Cancelling`]
+//! is its wait. It is a state and no part of the eviction's effect because the
+//! wait has a bound, the user may stop the turn in it, the broker may die in it,
+//! and the worker goes on talking in it: all of that is decided here, where every
+//! interleaving is tried. The worker is listened to until it is evicted: a run
+//! that is heard in that time is not silent, and what it shows later still forbids
+//! the second send (module `late`). A run that has ended by itself, with its worker
+//! or with an error, needs none of it.
 //!
 //! Messages that wait run in order when the turn before them has ended, however
 //! it ended; a stop ends them all. Two kinds differ: a steer that found no worker to take it belongs
@@ -52,6 +53,7 @@
 
 mod again;
 mod heard;
+mod late;
 mod machine;
 mod outdated;
 mod recovery;
@@ -285,6 +287,9 @@ pub enum Input {
     Event(Generation, Option<TurnId>),
     /// The worker answered `abort`, whatever it said.
     AbortAnswered(Generation),
+    /// A worker that is not in use any more has shown that its agent worked on
+    /// this turn.
+    Worked(TurnId),
     /// A card was opened.
     CardOpened(Generation, Option<TurnId>),
     /// The last open card was settled.
@@ -349,8 +354,11 @@ pub enum Effect {
     /// Put on disk that the user has ended the turn, before anything is done for
     /// it and before the user is told.
     NoteEnd(TurnId),
-    /// Write `abort` to the worker; answer with `AbortAnswered` when it does.
+    /// Write `abort` to the worker.
     Abort(TurnId),
+    /// The same for a run of which nothing was seen, and only if that is still so;
+    /// answer with `AbortAnswered` when it does.
+    AbortSilent(TurnId),
     /// Put on disk, in one step, what the next start and the next send must do
     /// once. What is on disk already stays.
     Arm {
@@ -360,6 +368,9 @@ pub enum Effect {
         /// that the provider believes active.
         again: Option<Again>,
     },
+    /// Take back what was armed for the running turn, which goes on with the worker
+    /// that it has. That the user has ended it stays.
+    Disarm(TurnId),
     /// Evict the worker whatever it does and stop it by the ladder.
     Poison,
     /// Stop the worker politely.
@@ -461,6 +472,8 @@ impl State {
 
 #[cfg(test)]
 mod explore;
+#[cfg(test)]
+mod late_tests;
 #[cfg(test)]
 mod recovery_tests;
 #[cfg(test)]

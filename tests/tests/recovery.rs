@@ -480,16 +480,46 @@ fn a_silent_run_has_its_moment_to_end_and_no_longer() {
 }
 
 #[test]
-fn what_a_run_says_late_that_was_given_up_has_no_effect() {
-    let (ade, _, chat) = started("[turns]\ncancel_ms = 100\n");
-    // It answers `interrupted` while the next worker is awaited.
-    let events = heard(&ade, &chat, "!slow-abort 600\n!hang-once\n!emit done");
-    assert_eq!(
-        (status(&events), text_of(&events).as_str()),
-        ("completed", "done")
-    );
-    assert_eq!(dones(&ade.checked_transcript(&chat)).len(), 1);
-    goes_on(&ade, &chat);
+fn what_a_run_says_late_that_was_given_up_is_not_shown() {
+    // It answers `interrupted` while the next worker is awaited; behind a word of
+    // which nobody knows what else was done, or without one.
+    for (word, expected) in [
+        ("", ("completed", "done")),
+        (" a late word", ("failed", "")),
+    ] {
+        let (ade, _, chat) = started("[turns]\ncancel_ms = 100\n");
+        let script = format!("!slow-abort 600{word}\n!hang-once\n!emit done");
+        let events = heard(&ade, &chat, &script);
+        assert_eq!((status(&events), text_of(&events).as_str()), expected);
+        if expected.0 == "failed" {
+            let told = error(&events)["message"].as_str().expect("a sentence");
+            assert!(told.starts_with("delivered, outcome unknown"), "{told}");
+        }
+        assert_eq!(dones(&ade.checked_transcript(&chat)).len(), 1);
+        assert_eq!(text_of(&ade.turn(&chat, "next")), "You said: next");
+    }
+}
+
+/// The one broker dies while a silent run ends; the other one finds that it had
+/// worked after all.
+#[test]
+fn a_run_that_was_heard_between_two_brokers_is_not_sent_again() {
+    let (mut ade, mut rpc, chat) = started("[turns]\ncancel_ms = 600000\n");
+    let script = "!slow-abort 300 a late word\n!hang-once\n!emit done";
+    let (turn, _) = ade.send(&mut rpc, &chat, script);
+    ade.wait_state(&chat, "recovering");
+    let file = file(&ade, &chat);
+    drop(rpc);
+    ade.kill_broker();
+    wait_true("the run has ended", || {
+        std::fs::read_to_string(&file).is_ok_and(|text| text.contains("a late word"))
+    });
+    ade.serve();
+    let events = of_turn(&ade.wait_done(&chat, &turn), &turn);
+    assert_eq!(status(&events), "failed", "{events:?}");
+    let told = error(&events)["message"].as_str().expect("a sentence");
+    assert!(told.starts_with("delivered, outcome unknown"), "{told}");
+    assert_eq!(text_of(&ade.turn(&chat, "next")), "You said: next");
 }
 
 /// A chat whose silent worker takes long to end its run.

@@ -308,6 +308,17 @@ impl Host {
         self.at_end = true;
     }
 
+    /// Takes what lies in its standard output by now: one read, which does not
+    /// wait. The end of the stream is left for [`Host::next`].
+    pub(crate) fn glance(&mut self) {
+        let Some(stdout) = &self.stdout else { return };
+        let mut chunk = vec![0; READ];
+        if let Ok(length @ 1..) = nix::unistd::read(stdout, &mut chunk) {
+            self.buffer.extend_from_slice(&chunk[..length]);
+            self.since_line += length;
+        }
+    }
+
     /// The next whole line that arrived. After the end of the stream also what
     /// stood after the last line end.
     pub(crate) fn line(&mut self) -> Option<Line> {

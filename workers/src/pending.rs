@@ -29,6 +29,8 @@ pub(crate) enum Kind {
     FollowUp,
     /// `abort`.
     Abort,
+    /// The same of a turn that is silent.
+    AbortIfSilent,
     /// `set_model`.
     SetModel,
     /// `set_thinking`.
@@ -59,7 +61,7 @@ impl Kind {
             Self::Send(_) => "send",
             Self::Steer => "steer",
             Self::FollowUp => "follow_up",
-            Self::Abort => "abort",
+            Self::Abort | Self::AbortIfSilent => "abort",
             Self::SetModel => "set_model",
             Self::SetThinking => "set_thinking",
             Self::Compact => "compact",
@@ -73,7 +75,8 @@ impl Kind {
     /// rules end it.
     pub(crate) fn limit(&self) -> Option<Duration> {
         let seconds = match self {
-            Self::Send(_) | Self::Compact => return None,
+            // Nor does the broker wait longer than it likes for a silent turn.
+            Self::Send(_) | Self::Compact | Self::AbortIfSilent => return None,
             Self::Init | Self::SetModel | Self::Models => 30,
             Self::Abort => 10,
             Self::Steer | Self::FollowUp | Self::SetThinking | Self::ContextUsage | Self::Auth => {
@@ -93,7 +96,11 @@ impl Kind {
                 strict::from_str::<Ready>(text).is_ok()
             }
             Self::Models | Self::Auth => text.trim_start().starts_with('['),
-            Self::FollowUp | Self::Abort | Self::Compact | Self::ContextUsage => true,
+            Self::FollowUp
+            | Self::Abort
+            | Self::AbortIfSilent
+            | Self::Compact
+            | Self::ContextUsage => true,
         }
     }
 }

@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio_util::codec::FramedRead;
 
 use super::{Connection, HELLO, HELLO_BOUND};
+use crate::clock;
 use crate::journal;
 
 /// What the `hello` of any version has told so far: enough to know who it is.
@@ -175,8 +176,8 @@ impl Registry {
     pub async fn welcome(&self, stream: UnixStream) -> Option<Connection> {
         let (reader, writer) = stream.into_split();
         let mut reader = FramedRead::with_capacity(reader, LineCodec::default(), HELLO);
-        let first = tokio::time::timeout(HELLO_BOUND, reader.next()).await;
-        let Ok(Some(Ok(Line::Whole(line)))) = first else {
+        let first = clock::in_time(clock::now() + HELLO_BOUND, reader.next()).await;
+        let Some(Some(Ok(Line::Whole(line)))) = first else {
             tracing::warn!("a connection on the workers' socket said nothing");
             return None;
         };

@@ -79,6 +79,8 @@ pub(super) struct Actor {
     pub(super) moment: Option<String>,
     born: Instant,
     pub(super) idle_since: Instant,
+    /// Nobody's silence is judged before.
+    excused: Option<Instant>,
 }
 
 impl Actor {
@@ -137,6 +139,7 @@ impl Actor {
             moment: None,
             born: now,
             idle_since: now,
+            excused: None,
             shared,
             row,
         };
@@ -186,6 +189,9 @@ impl Actor {
                 },
                 () = until(deadline) => self.deadline().await,
             }
+            if self.machine.state() != State::Cancelling {
+                self.settle_answered();
+            }
             self.settle_lifted().await;
             self.flush();
             if let Some(failure) = self.broken.take() {
@@ -219,14 +225,38 @@ impl Actor {
         clock::ago(self.now().saturating_sub(at))
     }
 
-    fn next_deadline(&self) -> Option<Instant> {
+    /// When the silence of the worker, or of whoever is to answer a card, is judged
+    /// next.
+    fn judged_at(&self) -> Option<Instant> {
         let turn = self.machine.deadline().map(|at| self.born + at);
-        let idle = (self.machine.state() == State::Idle && self.has_idle_worker())
-            .then(|| self.idle_since + self.shared.config.timing(&self.row.provider).idle_put_away);
         let leaving = self.worker.as_ref().and_then(|worker| worker.leaving);
         let card = self.cards.deadline().map(|at| self.born + at);
+        let at = [turn, leaving, card].into_iter().flatten().min()?;
+        Some(self.excused.map_or(at, |until| at.max(until)))
+    }
+
+    /// Whether that is due.
+    pub(super) fn judges(&self) -> bool {
+        self.judged_at().is_some_and(|at| clock::now() >= at)
+    }
+
+    /// Whether nothing is to be judged now: this process did not run when it was
+    /// due, nor did perhaps the others. They have a moment, once.
+    fn excuses(&mut self) -> bool {
+        let (at, now) = (self.judged_at(), clock::now());
+        let late = at.is_some_and(|at| now.saturating_duration_since(at) > clock::LATE);
+        let excused = late && at != self.excused;
+        if excused {
+            self.excused = Some(now + clock::GRACE);
+        }
+        excused
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let idle = (self.machine.state() == State::Idle && self.has_idle_worker())
+            .then(|| self.idle_since + self.shared.config.timing(&self.row.provider).idle_put_away);
         let owed = (!self.owed.is_empty()).then_some(self.retry_at);
-        [turn, idle, leaving, card, owed, self.stale]
+        [self.judged_at(), idle, owed, self.stale]
             .into_iter()
             .flatten()
             .min()
@@ -239,18 +269,15 @@ impl Actor {
     }
 
     async fn deadline(&mut self) {
-        let now = self.now();
-        let leaving = self.worker.as_ref().and_then(|worker| worker.leaving);
         if self.stale.is_some_and(|at| clock::now() >= at) {
             // The loop publishes the view, and comes back for the rest.
-        } else if leaving.is_some_and(|until| clock::now() >= until) {
-            self.dismiss();
+        } else if self.judges() {
+            if !self.excuses() {
+                self.hear_first().await;
+                self.judge().await;
+            }
         } else if !self.owed.is_empty() && clock::now() >= self.retry_at {
             self.settle_owed().await;
-        } else if self.cards.deadline().is_some_and(|at| now >= at) {
-            self.expire_cards().await;
-        } else if self.machine.deadline().is_some_and(|at| now >= at) {
-            self.input(Input::Tick).await;
         } else if self.machine.state() == State::Idle {
             if self.shared.hub.watches(&self.row.session_id) {
                 // Somebody is there: it is looked at again after the same time.
@@ -258,6 +285,21 @@ impl Actor {
             } else {
                 self.put_away("nobody needed it for long").await;
             }
+        }
+    }
+
+    /// Does what is due when nothing was said until now.
+    async fn judge(&mut self) {
+        let now = self.now();
+        let leaving = self.worker.as_ref().and_then(|worker| worker.leaving);
+        if !self.judges() {
+            // It was not silent.
+        } else if leaving.is_some_and(|until| clock::now() >= until) {
+            self.dismiss();
+        } else if self.cards.deadline().is_some_and(|at| now >= at) {
+            self.expire_cards().await;
+        } else {
+            self.input(Input::Tick).await;
         }
     }
 
@@ -300,8 +342,10 @@ impl Actor {
                 self.write_message(&turn, &prompt, again).await;
             }
             Effect::NoteEnd(turn) => self.note_end(turn).await,
-            Effect::Abort(turn) => self.write_abort(&turn),
+            Effect::Abort(turn) => self.write_abort(&turn, false),
+            Effect::AbortSilent(turn) => self.write_abort(&turn, true),
             Effect::Arm { rotate, again } => self.arm(rotate, again).await,
+            Effect::Disarm(turn) => self.disarm(turn).await,
             Effect::Poison => self.dismiss(),
             Effect::Dispose => self.ask_to_leave(),
             Effect::Withdraw(why) => {

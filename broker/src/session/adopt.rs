@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::escort::{Escort, Process};
 use super::start::{self, Started};
+use crate::clock;
 use crate::journal::Entry;
 use crate::link::{Connection, Link};
 use crate::pool::Place;
@@ -186,7 +187,7 @@ async fn late(worker: ProcessIdentity) -> Option<Failure> {
     let looked = tokio::task::spawn_blocking(move || sweep::stuck_below(&worker));
     let survivors = looked.await.unwrap_or_default();
     if survivors.is_empty() {
-        tokio::time::sleep(CONNECT.saturating_sub(LATE)).await;
+        clock::time_is_up(clock::now() + CONNECT.saturating_sub(LATE)).await;
         return None;
     }
     let message = format!("{} survive SIGKILL", sweep::named(&survivors));

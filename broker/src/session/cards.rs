@@ -42,8 +42,16 @@ impl Actor {
             // Announced again after a reconnect.
             return;
         }
-        let wanted = self.machine.accepts(generation, card.turn_id.as_ref())
-            && !matches!(self.machine.state(), State::Interrupting | State::Stopping);
+        let accepted = self.machine.accepts(generation, card.turn_id.as_ref());
+        let ended = self.machine.is_ended_by_user();
+        if accepted && ended && self.machine.state() == State::Cancelling {
+            // It shows that the run is alive. In this order: a host that hears the
+            // denial first would go on with the turn.
+            let turn = card.turn_id.clone();
+            self.input(Input::Event(generation, turn)).await;
+        }
+        let wanted =
+            accepted && !matches!(self.machine.state(), State::Interrupting | State::Stopping);
         let until = self.now() + self.shared.config.card_timeout();
         if !wanted || !self.cards.add(card.clone(), until) {
             let why = Withdrawal::TurnEnded;

@@ -9,9 +9,9 @@ use std::time::Duration;
 use ade_leases::process::{self, ProcessIdentity, Signal, Target};
 use ade_protocol::action::Steered;
 use ade_protocol::event::{ErrorCategory, Event, NoticeLevel};
-use ade_protocol::frame::{Empty, FromWorker, Lifecycle, Request, ToWorker, code};
+use ade_protocol::frame::{Attach, Empty, FromWorker, Lifecycle, Request, ToWorker, code};
 use ade_protocol::rpc::RpcError;
-use ade_protocol::{WorkerId, exit};
+use ade_protocol::{Fence, Seq, TurnId, WorkerId, exit};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -19,9 +19,9 @@ use super::actor::Actor;
 use super::escort::Escort;
 use super::start::Plan;
 use super::worker::{Pending, Worker};
-use super::{Command, Reply, report};
+use super::{Command, Reply, evidence, report};
 use crate::clock;
-use crate::link::{Link, LinkIn};
+use crate::link::{Connection, Link, LinkIn};
 use crate::spawn::Exit;
 use crate::sweep::{self, Survivor};
 use crate::turn::{Failure, Input, State};
@@ -32,6 +32,9 @@ pub(super) const SWEEP: &str = "sweep";
 
 /// How long a start waits for a departing worker, beyond its own ladder.
 const EXTRA: Duration = Duration::from_secs(1);
+
+/// How long the last words of a worker that has ended may take to be read.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How a worker is seen off.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -183,15 +186,26 @@ impl Actor {
             link,
             place,
             reconnects,
+            taken,
             ..
         } = worker;
+        let fence = self.shared.fence;
         let escort = Escort::new(&self.shared, process, timing, place, &self.row);
         let tx = self.tx.clone();
         tokio::spawn(async move {
-            // The link is drained, so that the worker is never held up by its own
-            // events on the way out.
             let told = CancellationToken::new();
-            let drain = tokio::spawn(drain(link, id.clone(), tx.clone(), told.clone()));
+            let listener = Listener {
+                worker: id.clone(),
+                link,
+                reconnects,
+                fence,
+                taken,
+                tx: tx.clone(),
+                told: told.clone(),
+                worked: None,
+            };
+            let ended = CancellationToken::new();
+            let mut listens = tokio::spawn(listener.listen(ended.clone()));
             let seen = match (leave, asked) {
                 (Leave::Ended, _) => escort.tidy().await,
                 (Leave::Stuck, _) => escort.stuck().await,
@@ -204,8 +218,14 @@ impl Actor {
                 report(&tx, Command::Stuck { worker, survivors }).await;
                 vigil.keep().await;
             }
-            drain.abort();
-            drop(reconnects);
+            // Nothing is sent to another worker before this one was heard out.
+            ended.cancel();
+            if clock::in_time(clock::now() + LAST_WORDS, &mut listens)
+                .await
+                .is_none()
+            {
+                listens.abort();
+            }
             gone_tx.send_replace(Way::Over);
             report(&tx, Command::Gone).await;
         });
@@ -321,25 +341,73 @@ fn beside(why: &str) -> Failure {
     Failure::new("start_failed", ErrorCategory::Unknown, message)
 }
 
-/// Takes what a worker says on its way out; only the stage is of interest.
-/// `told`: cancelled when it says that it can't end.
-async fn drain(
-    mut link: Link,
+/// Listens to a worker on its way out, so that it is never held up by its own
+/// events. Nothing of them is shown; its stage is of interest, and whether its agent
+/// worked on the turn.
+struct Listener {
     worker: WorkerId,
+    link: Link,
+    reconnects: mpsc::Receiver<Connection>,
+    fence: Fence,
+    /// Last event that was taken while it was in use.
+    taken: Seq,
     tx: mpsc::WeakSender<Command>,
+    /// Cancelled when it says that it can't end.
     told: CancellationToken,
-) {
-    while let Some(said) = link.incoming.recv().await {
-        let LinkIn::Frame(frame) = said else { continue };
+    /// The turn that it was reported to have worked on.
+    worked: Option<TurnId>,
+}
+
+impl Listener {
+    /// Ends with its connection, once the worker has `ended`.
+    async fn listen(mut self, ended: CancellationToken) {
+        let mut linked = true;
+        loop {
+            tokio::select! {
+                biased;
+                said = self.link.incoming.recv(), if linked => match said {
+                    Some(said) => self.hear(said).await,
+                    None => linked = false,
+                },
+                Some(connection) = self.reconnects.recv() => linked = self.met(connection).await,
+                () = ended.cancelled(), if !linked => return,
+            }
+        }
+    }
+
+    /// It has connected again: there it says what got lost.
+    async fn met(&mut self, connection: Connection) -> bool {
+        let (hello, link) = connection.open();
+        self.shows(evidence::introduced(&hello)).await;
+        let attach = Attach {
+            fence: self.fence,
+            ack: self.taken,
+        };
+        self.link = link;
+        self.link.send(&ToWorker::Attach(Request::new(attach)))
+    }
+
+    async fn hear(&mut self, said: LinkIn) {
+        self.shows(evidence::said(&said, self.taken)).await;
+        let LinkIn::Frame(frame) = said else { return };
         match *frame {
-            FromWorker::Error(error) if error.operation == SWEEP => told.cancel(),
+            FromWorker::Error(error) if error.operation == SWEEP => self.told.cancel(),
             FromWorker::Lifecycle(lifecycle) => {
                 if let Some(stage) = stop_stage(&lifecycle) {
-                    let worker = worker.clone();
-                    report(&tx, Command::StopStage { worker, stage }).await;
+                    let worker = self.worker.clone();
+                    report(&self.tx, Command::StopStage { worker, stage }).await;
                 }
             }
             _ => {}
+        }
+    }
+
+    async fn shows(&mut self, turn: Option<TurnId>) {
+        if let Some(turn) = turn
+            && self.worked.as_ref() != Some(&turn)
+        {
+            self.worked = Some(turn.clone());
+            report(&self.tx, Command::Worked(turn)).await;
         }
     }
 }
@@ -360,7 +428,9 @@ fn settle_pending(worker: &mut Worker) -> Vec<(String, Reply<Steered>)> {
     let mut lifted = Vec::new();
     for (_, pending) in worker.pending.drain() {
         match pending {
-            Pending::Steer { prompt, reply } => lifted.push((prompt, reply)),
+            Pending::Steer { prompt, reply } | Pending::Answered { prompt, reply, .. } => {
+                lifted.push((prompt, reply));
+            }
             other => other.refuse(&worker_gone()),
         }
     }

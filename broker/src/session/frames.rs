@@ -13,8 +13,7 @@ use super::depart::{SWEEP, stop_stage};
 use super::requests::ending;
 use super::worker::Pending;
 use super::{Ask, Command, Reply, record};
-use crate::clock;
-use crate::link::{EventLine, Intake, LinkIn, Run};
+use crate::link::{EventLine, Intake, Run};
 use crate::turn::{Ending, Failure, Input, State};
 
 impl Actor {
@@ -82,6 +81,7 @@ impl Actor {
             Command::Started { epoch, outcome } => self.started(epoch, outcome).await,
             Command::StopStage { worker, stage } => self.climbed(&worker, stage),
             Command::Stuck { worker, survivors } => self.stuck(&worker, &survivors),
+            Command::Worked(turn) => self.input(Input::Worked(turn)).await,
             Command::Gone => self.gone(),
             Command::Overdue {
                 generation,
@@ -219,45 +219,8 @@ impl Actor {
         self.touch();
     }
 
-    /// Takes what came over the link.
-    pub(super) async fn frames(&mut self, batch: &mut Vec<LinkIn>, count: usize) {
-        if count == 0 {
-            self.link_closed();
-        }
-        for item in batch.drain(..) {
-            match item {
-                LinkIn::Events(run) => self.events(run).await,
-                LinkIn::Frame(frame) => self.frame(*frame).await,
-                LinkIn::Broken(why) => self.lost(&why).await,
-            }
-        }
-    }
-
-    fn link_closed(&mut self) {
-        if let Some(worker) = &mut self.worker {
-            // It connects again, or its exit is reported.
-            worker.linked = false;
-        }
-    }
-
-    /// Takes what is left in the link of a worker that has ended. The reader
-    /// ends with the connection, so this does too.
-    pub(super) async fn drain_link(&mut self) {
-        const BOUND: std::time::Duration = std::time::Duration::from_secs(1);
-        let until = clock::now() + BOUND;
-        while let Some(worker) = &mut self.worker {
-            if !worker.linked {
-                return;
-            }
-            match tokio::time::timeout_at(until, worker.link.incoming.recv()).await {
-                Ok(Some(item)) => self.frames(&mut vec![item], 1).await,
-                Ok(None) | Err(_) => return,
-            }
-        }
-    }
-
     /// Takes neighbouring events of one turn.
-    async fn events(&mut self, run: Run) {
+    pub(super) async fn events(&mut self, run: Run) {
         let Run {
             turn_id,
             mut events,
@@ -339,7 +302,7 @@ impl Actor {
         }
     }
 
-    async fn frame(&mut self, frame: FromWorker) {
+    pub(super) async fn frame(&mut self, frame: FromWorker) {
         match frame {
             FromWorker::Response(response) => self.response(response).await,
             FromWorker::UiRequest(request) => self.card(*request).await,
@@ -429,18 +392,33 @@ impl Actor {
                 {
                     self.death(failure);
                 }
+                if ending.shows_work() {
+                    self.settle_answered();
+                }
                 self.input(Input::Ended(generation, turn, ending)).await;
             }
-            Some(Pending::Abort) => self.input(Input::AbortAnswered(generation)).await,
-            // What a run took that was given up is not delivered.
-            Some(Pending::Steer { prompt, reply }) if !self.machine.accepts(generation, None) => {
-                self.lifted.push((prompt, reply));
+            Some(Pending::Abort(Some(turn))) if self.machine.turn() == Some(&turn) => {
+                self.input(Input::AbortAnswered(generation)).await;
+            }
+            Some(Pending::Abort(_)) => {}
+            // What a run took that is given up is not delivered.
+            Some(Pending::Steer { prompt, reply } | Pending::Answered { prompt, reply, .. })
+                if self.machine.state() == State::Cancelling =>
+            {
+                let id = response.request_id.clone();
+                let response = Box::new(response);
+                let answered = Pending::Answered {
+                    response,
+                    prompt,
+                    reply,
+                };
+                worker.pending.insert(id, answered);
             }
             Some(Pending::Context(reply)) => {
                 let used = context_used(&response);
                 let _ = reply.send(used);
             }
-            Some(Pending::Steer { prompt, reply }) => {
+            Some(Pending::Steer { prompt, reply } | Pending::Answered { prompt, reply, .. }) => {
                 let steered = self.steered(&response, prompt);
                 let _ = reply.send(steered);
             }
@@ -460,7 +438,11 @@ impl Actor {
 
     /// A worker has answered to a message for the running turn. What it took is
     /// promised once it is written down.
-    fn steered(&mut self, response: &Response, prompt: String) -> Result<Steered, RpcError> {
+    pub(super) fn steered(
+        &mut self,
+        response: &Response,
+        prompt: String,
+    ) -> Result<Steered, RpcError> {
         let result = response
             .result
             .as_deref()

@@ -11,6 +11,7 @@ use ade_protocol::rpc::RpcError;
 use ade_protocol::{TurnId, exit};
 
 use super::actor::Actor;
+use super::worker::Pending;
 use crate::clock;
 use crate::state::QueuedRow;
 use crate::turn::{Input, Interrupt, Mono, Queued, State};
@@ -254,6 +255,29 @@ impl Actor {
             };
             // Whoever asked may have left.
             let _ = reply.send(answer);
+        }
+    }
+
+    /// Tells of messages for the turn that were answered while it was not known
+    /// whether it goes on with its worker: it does, or ended with it.
+    pub(super) fn settle_answered(&mut self) {
+        let Some(worker) = &mut self.worker else {
+            return;
+        };
+        let answered = worker
+            .pending
+            .extract_if(|_, pending| matches!(pending, Pending::Answered { .. }));
+        let answered: Vec<Pending> = answered.map(|(_, pending)| pending).collect();
+        for pending in answered {
+            if let Pending::Answered {
+                response,
+                prompt,
+                reply,
+            } = pending
+            {
+                let steered = self.steered(&response, prompt);
+                let _ = reply.send(steered);
+            }
         }
     }
 

@@ -13,7 +13,7 @@ use super::actor::Actor;
 use crate::clock;
 use crate::link::EventLine;
 use crate::state::Flags;
-use crate::turn::{Again, ENDED_BY_USER, Failure, Input};
+use crate::turn::{Again, ENDED_BY_USER, Failure, Input, SENT};
 
 /// How often the end of a turn that is not on disk is tried again.
 pub(super) const RETRY: Duration = Duration::from_secs(5);
@@ -88,6 +88,21 @@ impl Actor {
                     }
                     None => Ok(()),
                 }
+            })
+        })
+        .await;
+    }
+
+    /// Takes back what [`Actor::arm`] noted: the turn goes on with the worker that
+    /// it has.
+    pub(super) async fn disarm(&mut self, turn: TurnId) {
+        self.row.flags = Flags::default();
+        let session = self.row.session_id.clone();
+        self.store("take back a recovery", move |state| {
+            state.atomically(|state| {
+                state.clear_rotate(&session)?;
+                state.clear_force_expire(&session)?;
+                state.unplan_turn(&session, &turn, Again::Resend.planned(), SENT)
             })
         })
         .await;

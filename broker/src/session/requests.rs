@@ -130,13 +130,15 @@ impl Actor {
         Box::pin(self.lost("the worker does not read what it is told")).await;
     }
 
-    pub(super) fn write_abort(&mut self, turn: &TurnId) {
-        let request = Request::new(Abort {
-            turn_id: turn.clone(),
-        });
+    /// Asks for the end of the run; `if_silent`: only of one that nothing was seen
+    /// of.
+    pub(super) fn write_abort(&mut self, turn: &TurnId, if_silent: bool) {
+        let turn_id = turn.clone();
+        let request = Request::new(Abort { turn_id, if_silent });
         let id = request.request_id.clone();
         // The machine has its own deadline for the answer.
-        let _ = self.tell(&ToWorker::Abort(request), id, None, Pending::Abort);
+        let pending = Pending::Abort(if_silent.then(|| turn.clone()));
+        let _ = self.tell(&ToWorker::Abort(request), id, None, pending);
     }
 
     /// Writes a request whose response is awaited, for so long at most where that
@@ -219,7 +221,7 @@ impl Actor {
         };
         let tx = self.tx.clone();
         tokio::spawn(async move {
-            tokio::time::sleep(within).await;
+            clock::time_is_up(clock::now() + within).await;
             report(
                 &tx,
                 Command::Overdue {
@@ -234,7 +236,9 @@ impl Actor {
     /// A timed request that runs out is terminal for its worker.
     pub(super) async fn overdue(&mut self, generation: Generation, request: &RequestId) {
         let waits = self.worker.as_ref().is_some_and(|worker| {
-            worker.generation == generation && worker.pending.contains_key(request)
+            let pending = worker.pending.get(request);
+            let answered = matches!(pending, Some(Pending::Answered { .. }));
+            worker.generation == generation && pending.is_some() && !answered
         });
         if waits {
             self.lost("the worker did not answer a request in time")

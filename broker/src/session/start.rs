@@ -16,13 +16,13 @@ use ade_protocol::frame::{
 use ade_protocol::strict;
 use ade_protocol::{Generation, PROTOCOL_VERSION, RequestId, Seq, SessionId, WorkerId};
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::depart::{Way, wait_departing};
 use super::escort::{Escort, Process};
 use super::{Command, figures};
 use crate::classify::{self, AGENT_NOT_FOUND};
+use crate::clock;
 use crate::link::{Connection, Link, LinkIn};
 use crate::pool::Place;
 use crate::providers::{Launch, LaunchSpec};
@@ -320,7 +320,7 @@ async fn greet(
             // It may have said why on its way out; give the words to the user.
             return Err(figures::exited(&plan.shared.home, process, None));
         }
-        () = tokio::time::sleep(bound::HELLO) => None,
+        () = clock::time_is_up(clock::now() + bound::HELLO) => None,
     };
     let Some(connection) = connection else {
         if let Some(failure) = of_another_version(&plan.shared, process) {
@@ -413,9 +413,9 @@ pub(super) async fn ask(
     if !link.send(frame) {
         return Err(protocol("the worker does not read what it is told"));
     }
-    let until = Instant::now() + within;
+    let until = clock::now() + within;
     loop {
-        let Ok(next) = tokio::time::timeout_at(until, link.incoming.recv()).await else {
+        let Some(next) = clock::in_time(until, link.incoming.recv()).await else {
             let message = format!("the worker did not answer `{}` in time", frame.kind());
             return Err(Failure::new(
                 code::TIMED_OUT,

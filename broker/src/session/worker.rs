@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use ade_protocol::action::{ContextUsed, Steered};
-use ade_protocol::frame::{Ack, ToWorker, UiResponse};
+use ade_protocol::frame::{Ack, Response, ToWorker, UiResponse};
 use ade_protocol::rpc::RpcError;
 use ade_protocol::{Generation, RequestId, Seq, TurnId};
 use tokio::sync::mpsc;
@@ -70,8 +70,16 @@ pub(super) enum Pending {
         prompt: String,
         reply: Reply<Steered>,
     },
-    /// `abort`: that it is answered is all that counts.
-    Abort,
+    /// The same, answered by a worker that may be replaced: whether it counts is
+    /// known when that is.
+    Answered {
+        response: Box<Response>,
+        prompt: String,
+        reply: Reply<Steered>,
+    },
+    /// `abort`: that it is answered is all that counts, and only where it was told to
+    /// this turn because of its silence.
+    Abort(Option<TurnId>),
     /// Anything that only succeeds or fails.
     Plain { ask: Ask, reply: Reply<()> },
 }
@@ -82,9 +90,11 @@ impl Pending {
     pub(super) fn refuse(self, error: &RpcError) {
         // Whoever asked may have left.
         match self {
-            Self::Send(_) | Self::Abort => {}
+            Self::Send(_) | Self::Abort(_) => {}
             Self::Context(reply) => drop(reply.send(Err(error.clone()))),
-            Self::Steer { reply, .. } => drop(reply.send(Err(error.clone()))),
+            Self::Steer { reply, .. } | Self::Answered { reply, .. } => {
+                drop(reply.send(Err(error.clone())));
+            }
             Self::Plain { reply, .. } => drop(reply.send(Err(error.clone()))),
         }
     }

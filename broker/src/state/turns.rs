@@ -121,6 +121,24 @@ impl State {
         self.execute("update a turn", sql, values).map(drop)
     }
 
+    /// Takes back how the running turn was to go on with another worker: where that
+    /// is `planned` still, it stands as before.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn unplan_turn(
+        &self,
+        session: &SessionId,
+        turn: &TurnId,
+        planned: &str,
+        before: &str,
+    ) -> Result<(), StateError> {
+        let sql = "UPDATE turns SET state = ?4, cause = NULL
+                   WHERE session_id = ?1 AND turn_id = ?2 AND state = ?3";
+        let values = params![session.as_str(), turn.as_str(), planned, before];
+        self.execute("update a turn", sql, values).map(drop)
+    }
+
     /// Writes when the running turn's message was written.
     ///
     /// # Errors

@@ -47,6 +47,8 @@ enum Letter {
     Abort,
     /// The worker answers it.
     Aborted,
+    /// A worker that was evicted shows that its agent worked on the message.
+    Worked,
     Stop,
     PutAway,
     Moment,
@@ -69,7 +71,7 @@ enum Letter {
     Old,
 }
 
-const ALPHABET: [Letter; 30] = [
+const ALPHABET: [Letter; 31] = [
     Letter::Send,
     Letter::Steer,
     Letter::Replace,
@@ -88,6 +90,7 @@ const ALPHABET: [Letter; 30] = [
     Letter::Exited,
     Letter::Abort,
     Letter::Aborted,
+    Letter::Worked,
     Letter::Gone,
     Letter::Stop,
     Letter::PutAway,

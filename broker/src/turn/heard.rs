@@ -33,7 +33,13 @@ impl Machine {
         }
     }
 
-    pub(super) fn seen(&mut self, generation: Generation, turn: Option<&TurnId>, now: Mono) {
+    pub(super) fn seen(
+        &mut self,
+        generation: Generation,
+        turn: Option<&TurnId>,
+        now: Mono,
+        out: &mut Vec<Effect>,
+    ) {
         let of_this_turn = turn.is_some() && self.turn() == turn;
         if self.worker != Some(generation) || !of_this_turn {
             return;
@@ -41,17 +47,27 @@ impl Machine {
         if let Some(running) = &mut self.running {
             running.seen = true;
         }
-        if self.state == State::AwaitingFirstEvent {
-            self.state = State::Streaming;
-            self.deadline = None;
+        match self.state {
+            State::AwaitingFirstEvent => {
+                self.state = State::Streaming;
+                self.deadline = None;
+            }
+            State::Cancelling => self.go_on_late(now, out),
+            _ => {}
         }
         if self.state == State::Streaming {
             self.quiet = Quiet::Heard(now);
         }
     }
 
-    pub(super) fn card_opened(&mut self, generation: Generation, turn: Option<&TurnId>, now: Mono) {
-        self.seen(generation, turn, now);
+    pub(super) fn card_opened(
+        &mut self,
+        generation: Generation,
+        turn: Option<&TurnId>,
+        now: Mono,
+        out: &mut Vec<Effect>,
+    ) {
+        self.seen(generation, turn, now, out);
         if self.accepts(generation, turn) && turn.is_some() && self.state == State::Streaming {
             self.state = State::AwaitingCard;
             self.quiet = Quiet::Off;

@@ -23,6 +23,9 @@ pub(super) struct Running {
     pub(super) again: Option<Again>,
     /// A fresh agent was asked for because the old one is not there any more.
     pub(super) rotated: bool,
+    /// It was silent for too long, its worker was told to end it, and then it was
+    /// heard after all.
+    pub(super) late: bool,
     /// Why the turn is being recovered, or why it is not.
     pub(super) cause: Option<Failure>,
 }
@@ -37,6 +40,7 @@ impl Running {
             stop_requested: false,
             again: None,
             rotated: false,
+            late: false,
             cause: None,
         }
     }
@@ -61,8 +65,6 @@ pub struct Machine {
     pub(super) worker: Option<Generation>,
     /// The worker, if it is this one, serves no other turn.
     pub(super) outdated: Option<Generation>,
-    /// The worker that is to end its run before it is replaced.
-    pub(super) leaving: Option<Generation>,
     pub(super) deadline: Option<Mono>,
     pub(super) quiet: Quiet,
     pub(super) rules: Rules,
@@ -82,7 +84,6 @@ impl Machine {
             cleared: None,
             worker: None,
             outdated: None,
-            leaving: None,
             deadline: None,
             quiet: Quiet::Off,
             rules,
@@ -183,9 +184,14 @@ impl Machine {
             }
             Input::TakeoverFailed(failure) => self.takeover_failed(failure, now, &mut out),
             Input::Unrecordable(failure) => self.unrecordable(&failure, &mut out),
-            Input::AbortAnswered(generation) => self.left(generation, now, &mut out),
-            Input::Event(generation, turn) => self.seen(generation, turn.as_ref(), now),
-            Input::CardOpened(generation, turn) => self.card_opened(generation, turn.as_ref(), now),
+            Input::AbortAnswered(generation) => self.abort_answered(generation, now, &mut out),
+            Input::Worked(turn) => self.worked(&turn, now, &mut out),
+            Input::Event(generation, turn) => {
+                self.seen(generation, turn.as_ref(), now, &mut out);
+            }
+            Input::CardOpened(generation, turn) => {
+                self.card_opened(generation, turn.as_ref(), now, &mut out);
+            }
             Input::CardsSettled(generation) => self.cards_settled(generation, now),
             Input::Ended(generation, turn, ending) => {
                 self.ended(generation, &turn, ending, now, &mut out);
@@ -219,6 +225,7 @@ impl Machine {
             return;
         };
         running.sends += 1;
+        running.late = false;
         let again = (running.sends > 1).then(|| running.again.unwrap_or(Again::Resend));
         let prompt = match again {
             Some(Again::Continue) => texts::CONTINUE.to_owned(),
@@ -312,22 +319,18 @@ impl Machine {
         out: &mut Vec<Effect>,
     ) {
         if self.worker != Some(generation) {
-            self.left(generation, now, out);
             return;
         }
         self.worker = None;
         match self.state {
             State::AwaitingFirstEvent => self.recover(failure, now, out),
+            State::Cancelling => self.replace(now, out),
             State::Streaming | State::AwaitingCard => {
                 out.push(Effect::Withdraw(Withdrawal::WorkerGone));
-                self.finish_failed(failure, now, out);
+                self.finish_failed(self.heard_late(failure), now, out);
             }
             State::Interrupting | State::Stopping => self.finish_interrupted(now, out),
-            State::Idle
-            | State::Starting
-            | State::Cancelling
-            | State::Recovering
-            | State::Attaching => {}
+            State::Idle | State::Starting | State::Recovering | State::Attaching => {}
         }
     }
 
@@ -346,11 +349,13 @@ impl Machine {
             State::AwaitingFirstEvent => (true, false),
             State::Streaming | State::AwaitingCard => (false, false),
             State::Interrupting | State::Stopping => (false, true),
-            State::Idle
-            | State::Starting
-            | State::Cancelling
-            | State::Recovering
-            | State::Attaching => return,
+            // It ends as it was told to: that it is replaced is decided.
+            State::Cancelling if !ending.shows_work() => return,
+            State::Cancelling => {
+                self.disarm(out);
+                (false, self.is_ended_by_user())
+            }
+            State::Idle | State::Starting | State::Recovering | State::Attaching => return,
         };
         if let Ending::Failed(failure) = &ending {
             if !stopping && self.may_reconnect(failure) {
@@ -376,7 +381,10 @@ impl Machine {
                 if texts::ends_worker(&failure) {
                     self.evict(out);
                 }
-                self.finish_failed(texts::told(failure), now, out);
+                self.finish_failed(self.heard_late(texts::told(failure)), now, out);
+            }
+            Ending::Interrupted if !stopping && self.is_late() => {
+                self.finish_failed(self.answered_late(), now, out);
             }
             Ending::Interrupted | Ending::Failed(_) => self.finish_interrupted(now, out),
         }
@@ -396,7 +404,7 @@ impl Machine {
         }
         match self.state {
             State::AwaitingFirstEvent => self.cancel_silent(now, out),
-            State::Cancelling => self.replace_silent(now, out),
+            State::Cancelling => self.replace(now, out),
             State::Interrupting => {
                 self.evict(out);
                 self.finish_interrupted(now, out);
@@ -449,7 +457,6 @@ impl Machine {
         }
         let idle = self.state == State::Idle;
         self.running = None;
-        self.leaving = None;
         self.state = State::Idle;
         self.deadline = None;
         self.quiet = Quiet::Off;

@@ -97,23 +97,21 @@ impl Machine {
         let message = format!("the agent sent nothing for {seconds} s");
         let cause = Failure::new("silent", ErrorCategory::TimedOut, message);
         self.give_up(cause, out);
-        out.push(Effect::Abort(turn));
-        self.leaving = self.worker.take();
+        out.push(Effect::AbortSilent(turn));
         self.state = State::Cancelling;
         self.deadline = Some(now + self.rules.timing.cancel);
     }
 
-    /// A worker that is to end its run has answered, or is gone.
-    pub(super) fn left(&mut self, generation: Generation, now: Mono, out: &mut Vec<Effect>) {
-        if self.state == State::Cancelling && self.leaving == Some(generation) {
-            self.replace_silent(now, out);
+    /// A worker that is to end its run has answered.
+    pub(super) fn abort_answered(
+        &mut self,
+        generation: Generation,
+        now: Mono,
+        out: &mut Vec<Effect>,
+    ) {
+        if self.state == State::Cancelling && self.worker == Some(generation) {
+            self.replace(now, out);
         }
-    }
-
-    /// The wait for the end of the run is over.
-    pub(super) fn replace_silent(&mut self, now: Mono, out: &mut Vec<Effect>) {
-        self.leaving = None;
-        self.replace(now, out);
     }
 
     /// Decides how the turn goes on, if it does, and puts it on disk.
@@ -132,7 +130,7 @@ impl Machine {
     }
 
     /// Evicts the worker. The turn goes on with another one, or ends.
-    fn replace(&mut self, now: Mono, out: &mut Vec<Effect>) {
+    pub(super) fn replace(&mut self, now: Mono, out: &mut Vec<Effect>) {
         let Some(running) = &mut self.running else {
             return;
         };

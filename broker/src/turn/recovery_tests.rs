@@ -201,12 +201,13 @@ fn a_silent_run_has_its_moment_to_end() {
         let effects = rig.pass(90);
         assert!(!effects.contains(&Effect::Poison), "{how}");
         assert_eq!(rig.machine.state(), State::Cancelling, "{how}");
-        // Nothing that the old generation says now counts.
+        // What says nothing of its work does not change that.
+        let network = Ending::Failed(fail(ErrorCategory::Network));
         let late = [
             Input::Ended(generation, turn.clone(), Ending::Interrupted),
-            Input::Ended(generation, turn.clone(), completed()),
-            Input::Event(generation, Some(turn.clone())),
-            Input::CardOpened(generation, Some(turn.clone())),
+            Input::Ended(generation, turn.clone(), network),
+            Input::Event(generation, None),
+            Input::Event(Generation(0), Some(turn.clone())),
             Input::AbortAnswered(Generation(0)),
         ];
         for input in late {
@@ -262,7 +263,9 @@ fn a_run_that_has_ended_by_itself_needs_no_abort() {
 fn a_recovery_that_was_decided_is_not_decided_again() {
     let seen = |seen| Adopted::Has { seen, card: false };
     for again in [Again::Resend, Again::Reconnect, Again::Continue] {
-        for adopted in [Adopted::NeverSent, seen(false), seen(true)] {
+        // One that was heard is never sent again: its agent may be told to go on.
+        let heard = (again == Again::Continue).then_some(seen(true));
+        for adopted in [Adopted::NeverSent, seen(false)].into_iter().chain(heard) {
             let legacy = Legacy {
                 sends: 0,
                 noted: true,

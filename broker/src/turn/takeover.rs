@@ -110,8 +110,17 @@ impl Machine {
             // It came while the worker of the last turn was taken over.
             (State::Starting, _) => self.write(now, out),
             (State::Attaching, Some(legacy)) => match adopted {
-                // The other broker had given this worker up. What it says is of
-                // a run that has ended for everybody but itself.
+                // The other broker had given this worker up, perhaps when its run
+                // had ended, so that it has nothing to say any more.
+                Adopted::Has { seen, card }
+                    if legacy.is_given_up()
+                        && (seen || card)
+                        && !running.stop_requested
+                        && running.again != Some(Again::Continue) =>
+                {
+                    running.sends += 1;
+                    self.evict_worked(now, out);
+                }
                 _ if legacy.is_given_up() => {
                     running.sends += 1;
                     running.again.get_or_insert(Again::Resend);
@@ -161,6 +170,11 @@ impl Machine {
         let Some(running) = &self.running else { return };
         match self.state {
             State::Attaching if running.stop_requested => self.finish_interrupted(now, out),
+            State::Attaching if texts::is_unknown_outcome(&failure) => {
+                self.legacy = None;
+                self.held = true;
+                self.finish_failed(texts::told(failure), now, out);
+            }
             State::Attaching if resumable => {
                 self.count_noted();
                 self.resume();
@@ -207,7 +221,6 @@ impl Machine {
         self.quiet = Quiet::Off;
         self.held = false;
         self.legacy = None;
-        self.leaving = None;
         self.state = State::Idle;
         self.deadline = None;
     }

@@ -33,7 +33,7 @@ fn a_turn_that_was_taken_over_goes_on() {
         },
     ));
     assert!(rig.pass(29).is_empty(), "what was left of the time is kept");
-    assert!(rig.pass(1).contains(&Effect::Abort(id("a"))));
+    assert!(rig.pass(1).contains(&Effect::AbortSilent(id("a"))));
     assert_eq!(rig.armed(), [(false, Some(Again::Resend))]);
 
     let mut rig = attach(0, false);

@@ -153,7 +153,7 @@ fn silence_is_recycled_once_and_then_told() {
     rig.ready();
     assert!(rig.pass(89).is_empty());
     let effects = rig.pass(1);
-    assert!(effects.contains(&Effect::Abort(id("a"))));
+    assert!(effects.contains(&Effect::AbortSilent(id("a"))));
     let effects = rig.on(Input::AbortAnswered(Generation(1)));
     assert_eq!(effects, [Effect::Poison, Effect::Acquire]);
     rig.ready();

@@ -1,5 +1,7 @@
 //! What failures mean for a turn, and what the user is told.
 
+use std::time::Duration;
+
 use ade_protocol::event::{ErrorCategory, Event, NoticeLevel};
 use ade_protocol::frame::code;
 
@@ -85,6 +87,27 @@ pub(super) fn told(failure: Failure) -> Failure {
     }
     let message = format!("delivered, outcome unknown: {}", failure.message);
     Failure { message, ..failure }
+}
+
+/// The failure of a turn whose message was carried out by a worker that is not
+/// listened to any more.
+pub(super) fn worked(cause: Option<&Failure>) -> Failure {
+    let why = cause.map_or_else(String::new, |cause| format!("{}, and ", cause.message));
+    let message = format!(
+        "{why}its worker was replaced before it was heard that it worked on the message; the \
+         message was not sent again"
+    );
+    let kind = code::DELIVERED_OUTCOME_UNKNOWN;
+    told(Failure::new(kind, ErrorCategory::Unknown, message))
+}
+
+/// Of a turn that was heard when its worker had been told to end it.
+pub(super) fn late(first_event: Duration) -> String {
+    format!(
+        "the agent answered only after {} s, when it had been told to stop; the message was not \
+         sent again",
+        first_event.as_secs_f32()
+    )
 }
 
 /// The notice of a message that is sent again.

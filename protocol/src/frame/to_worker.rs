@@ -157,6 +157,11 @@ pub struct Prompt {
 pub struct Abort {
     /// The turn.
     pub turn_id: TurnId,
+    /// Only if nothing of the turn was seen, and on nobody's word but the broker's:
+    /// a turn that is heard after all may go on, so nothing is held against a host
+    /// that does not answer. The response comes either way.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub if_silent: bool,
 }
 
 /// Which model to use from now on.

@@ -61,6 +61,15 @@ impl Session {
         }
     }
 
+    /// Takes what the host has said by now. Whoever is about to judge its silence
+    /// does so first: it may be this process that was held up.
+    pub(super) fn glance(&mut self) {
+        if let Some(host) = &mut self.host {
+            host.glance();
+            self.take_lines();
+        }
+    }
+
     /// Takes every whole line that has arrived.
     pub(super) fn take_lines(&mut self) {
         while let Some(line) = self.host.as_mut().and_then(crate::host::Host::line) {

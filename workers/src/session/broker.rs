@@ -221,6 +221,9 @@ impl Session {
     }
 
     fn on_abort(&mut self, request: Request<Abort>, line: Bytes) {
+        if request.body.if_silent {
+            return self.on_abort_if_silent(request, line);
+        }
         let Some(turn) = self
             .turn
             .as_mut()
@@ -233,6 +236,19 @@ impl Session {
         // In this order: a host that hears the denial first would go on.
         self.pass(request, Kind::Abort, line);
         self.withdraw_cards();
+    }
+
+    /// The broker has heard nothing for too long. What the host has said by now
+    /// counts: it may be this process that was held up. Otherwise the host is told,
+    /// but the turn is not one that the user ended.
+    fn on_abort_if_silent(&mut self, request: Request<Abort>, line: Bytes) {
+        self.glance();
+        let turn = self.turn.as_ref();
+        if turn.is_some_and(|turn| turn.id == request.body.turn_id && !turn.seen) {
+            self.pass(request, Kind::AbortIfSilent, line);
+        } else {
+            self.respond(Response::ok(request.request_id, &()), Weight::Answers);
+        }
     }
 
     fn pass<T>(&mut self, request: Request<T>, kind: Kind, line: Bytes) {
@@ -268,7 +284,7 @@ impl Session {
             );
             return false;
         };
-        let urgent = kind == Kind::Abort;
+        let urgent = matches!(kind, Kind::Abort | Kind::AbortIfSilent);
         // A host whose input broke is about to be given up, and takes all
         // open requests with it: this one joins them.
         if host.input_is_open() && !host.send(line, urgent) {

@@ -99,6 +99,10 @@ impl Session {
     }
 
     fn expire_requests(&mut self, now: Instant) {
+        if self.requests.deadline().is_none_or(|at| now < at) {
+            return;
+        }
+        self.glance();
         let Some(pending) = self.requests.take_expired(now) else {
             return;
         };

@@ -13,6 +13,8 @@ pub(super) struct Message {
     pub(super) ends: u8,
     /// An event or a card of it was seen.
     pub(super) seen: bool,
+    /// Something has shown, at any time, that its agent worked on it.
+    pub(super) worked: bool,
     /// It goes on in a way that the user is told nothing of.
     pub(super) silent: bool,
     /// The user has ended it.
@@ -33,6 +35,10 @@ pub(super) struct Ledger {
     pub(super) starting: bool,
     /// What the agent can do.
     pub(super) recovery: Recovery,
+    /// The next start has a fresh agent.
+    pub(super) rotates: bool,
+    /// The next send is the second one.
+    pub(super) planned: bool,
 }
 
 impl Ledger {
@@ -93,7 +99,17 @@ impl Ledger {
             Effect::Quiet { turn, .. } | Effect::Abort(turn) | Effect::NoteEnd(turn) => {
                 assert!(self.of(turn).ends == 0);
             }
+            Effect::AbortSilent(turn) => {
+                let message = self.of(turn);
+                // One that was told to go on had been heard before that.
+                let heard = message.seen && message.sends == 1;
+                assert!(message.ends == 0 && !heard, "told to end though heard");
+            }
             Effect::Arm { rotate, again } => self.armed(*rotate, *again),
+            Effect::Disarm(turn) => {
+                assert!(self.of(turn).ends == 0, "disarmed after its end");
+                (self.rotates, self.planned) = (false, false);
+            }
             Effect::Acquire => {
                 assert!(!self.worker, "two generations at once");
                 assert!(
@@ -128,6 +144,11 @@ impl Ledger {
         message.sends += 1;
         assert!(message.sends <= 2, "sent more than twice");
         assert_eq!(again.is_some(), message.sends == 2);
+        let go_on = again == Some(Again::Continue);
+        assert!(
+            again.is_none() || go_on || !message.worked,
+            "sent again though it had worked"
+        );
         match again {
             Some(Again::Continue) => {
                 assert!(message.seen, "told to go on with nothing");
@@ -139,7 +160,15 @@ impl Ledger {
             }
         }
         message.silent = false;
+        self.planned = false;
+        let message = self.of(turn);
         message.seen = again == Some(Again::Continue);
+    }
+
+    /// A turn that has its worker and goes on with it: nothing is armed for another.
+    pub(super) fn goes_on(&self) {
+        assert!(!self.rotates, "the next start has a fresh agent");
+        assert!(!self.planned, "another broker would send it again");
     }
 
     /// At most one turn runs, and it is that one's recovery.
@@ -148,6 +177,8 @@ impl Ledger {
         let reconnects = matches!(again, Some(Again::Reconnect | Again::Continue));
         assert!(!reconnects || self.recovery.reconnects);
         assert!(!reconnects || !rotate, "an expired token keeps its agent");
+        self.rotates |= rotate;
+        self.planned |= again.is_some();
         let runs = |message: &&mut Message| message.begun && message.ends == 0;
         if let Some(message) = self.messages.values_mut().find(runs) {
             message.silent |= reconnects;

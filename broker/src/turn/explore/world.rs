@@ -125,7 +125,33 @@ impl World {
         }
     }
 
+    /// The worker that has the message of the running turn shows something of it.
+    /// What the machine knows of that worker does not count.
+    fn shows(&mut self) {
+        if let Some(turn) = self.machine.turn().cloned()
+            && self.ledger.worker
+        {
+            let message = self.ledger.of(&turn);
+            message.worked |= message.sends > 0;
+        }
+    }
+
+    /// The same of a worker that is not in use any more.
+    fn worked(&mut self) {
+        let Some(turn) = self.machine.turn().cloned() else {
+            return;
+        };
+        let sent = self.ledger.of(&turn).sends > 0;
+        if sent && !self.ledger.worker && self.machine.state() != State::Attaching {
+            self.ledger.of(&turn).worked = true;
+            self.on(Input::Worked(turn));
+        }
+    }
+
     fn ended(&mut self, ending: Ending) {
+        if ending.shows_work() {
+            self.shows();
+        }
         if let Some(turn) = self.machine.turn().cloned() {
             self.on(Input::Ended(Generation(self.generation), turn, ending));
         }
@@ -164,6 +190,7 @@ impl World {
                 self.ledger.worker = false;
                 self.on(Input::WorkerExited(generation, failure));
             }
+            Letter::Worked => self.worked(),
             Letter::Aborted => self.on(Input::AbortAnswered(generation)),
             Letter::Abort => self.by_user(Input::Abort),
             Letter::Stop => self.by_user(Input::Stop),
@@ -208,6 +235,7 @@ impl World {
         if self.waits_for_worker() {
             self.generation += 1;
             (self.ledger.worker, self.ledger.starting) = (true, false);
+            self.ledger.rotates = false;
             self.on(Input::WorkerReady(Generation(self.generation)));
         }
     }
@@ -232,6 +260,7 @@ impl World {
 
     /// Something of the turn that runs. What the machine takes of it was seen.
     fn shown(&mut self, input: impl Fn(Generation, Option<TurnId>) -> Input) {
+        self.shows();
         let generation = Generation(self.generation);
         let turn = self.machine.turn().cloned();
         if let Some(turn) = &turn
@@ -254,8 +283,12 @@ impl World {
             return;
         };
         if self.machine.state() == State::Attaching {
+            let given_up = self.machine.is_given_up();
+            if let Adopted::Has { seen, card } = adopted {
+                self.ledger.of(&turn).worked |= seen || card;
+            }
             if let Adopted::Has { seen, card } = adopted
-                && !self.machine.is_given_up()
+                && !given_up
             {
                 let message = self.ledger.of(&turn);
                 message.sends += 1;
@@ -297,14 +330,16 @@ impl World {
             Input::CardOpened(Generation(self.generation), Some(other.clone())),
             Input::Ended(Generation(self.generation), other, completed()),
         ];
-        if self.machine.state() == State::Cancelling {
-            // Let go of already: it is of an old generation too.
+        if self.machine.state() == State::Recovering {
+            // Evicted already: it is of an old generation too.
             let given_up = Generation(self.generation);
-            let ended = |turn| Input::Ended(given_up, turn, Ending::Interrupted);
+            let ended = |turn| Input::Ended(given_up, turn, completed());
             inputs.extend(now_runs.clone().map(ended));
             inputs.push(Input::Event(given_up, now_runs.clone()));
             inputs.push(Input::CardOpened(given_up, now_runs.clone()));
+            inputs.push(Input::AbortAnswered(given_up));
         }
+        inputs.push(Input::Worked(TurnId::from("another")));
         inputs.extend(now_runs.map(|turn| Input::Ended(old, turn, completed())));
         for input in inputs {
             let effects = self.machine.on(input.clone(), self.now);
@@ -323,6 +358,10 @@ impl World {
             self.waits_for_worker(),
             "a worker is being had exactly while a turn waits for one"
         );
+        let goes_on = [State::Streaming, State::AwaitingCard];
+        if goes_on.contains(&self.machine.state()) {
+            self.ledger.goes_on();
+        }
         let waits = self.machine.queued() > 0 && !self.machine.is_held();
         assert!(!idle || !waits, "a message waits for nothing");
         for (turn, message) in &self.ledger.messages {

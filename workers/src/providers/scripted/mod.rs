@@ -68,8 +68,8 @@ struct Host {
     answers: Vec<UiResponse>,
     later: VecDeque<String>,
     disposer: Option<RequestId>,
-    /// How much later an abort is answered.
-    slow_abort: Duration,
+    /// How much later an abort is answered, and behind which word.
+    slow_abort: (Duration, String),
 }
 
 /// What `init` opened.
@@ -121,7 +121,7 @@ pub(crate) fn run() -> ExitCode {
         answers: Vec::new(),
         later: VecDeque::new(),
         disposer: None,
-        slow_abort: Duration::ZERO,
+        slow_abort: (Duration::ZERO, String::new()),
     };
     loop {
         let frame = match host.input.recv() {

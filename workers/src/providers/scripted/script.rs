@@ -56,9 +56,9 @@ pub(super) enum Step {
     StaleToken,
     /// `!forget`: the agent is not there any more when it is to be resumed.
     Forget,
-    /// `!slow-abort MS`: from now on an abort is answered so much later, behind
-    /// a last word.
-    SlowAbort(Duration),
+    /// `!slow-abort MS [TEXT]`: from now on an abort is answered so much later,
+    /// behind a last word where there is one.
+    SlowAbort(Duration, String),
     /// `!env NAME`
     Env(String),
     /// `!tool NAME TEXT`
@@ -146,7 +146,10 @@ fn step(line: &str, recovery: bool) -> Result<Step, String> {
         "error" => Step::Error(text()),
         "stale-token" => Step::StaleToken,
         "forget" => Step::Forget,
-        "slow-abort" => Step::SlowAbort(millis(0)?),
+        "slow-abort" => {
+            let word = rest.split_once(' ').map_or("", |(_, word)| word);
+            Step::SlowAbort(millis(0)?, word.to_owned())
+        }
         "env" => Step::Env(text()),
         "tool" => {
             let (tool, text) = rest.split_once(' ').ok_or_else(bad)?;

@@ -74,10 +74,13 @@ impl Host {
             spoken.message = new_id("msg");
             ended = self.prompt(&prompt, false, &mut spoken);
         }
-        if ended == Ended::Stopped(Stop::Aborted) && !self.slow_abort.is_zero() {
-            // Busy, and then not done with a run that should have ended.
-            std::thread::sleep(self.slow_abort);
-            self.say("a late word");
+        if ended == Ended::Stopped(Stop::Aborted) {
+            // Busy, and then perhaps not done with a run that should have ended.
+            let (time, word) = self.slow_abort.clone();
+            std::thread::sleep(time);
+            if !word.is_empty() {
+                self.say(&word);
+            }
         }
         let (status, stop_reason, error) = match &ended {
             Ended::Done => (SendStatus::Completed, "stop", None),
@@ -164,7 +167,7 @@ impl Host {
             Step::Events(count, size) => return self.flood(count, size, spoken),
             Step::Error(text) => return Ended::Failed(text),
             Step::StaleToken => return Ended::Failed(stale_token()),
-            Step::SlowAbort(time) => self.slow_abort = time,
+            Step::SlowAbort(time, word) => self.slow_abort = (time, word),
             Step::Forget => {
                 if let Some(store) = self.store() {
                     store.forget();

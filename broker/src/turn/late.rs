@@ -1,0 +1,116 @@
+//! A run that was taken for silent and shows that it worked after all.
+//!
+//! The contract has a silent run ended by a best-effort abort before its worker is
+//! replaced, and says nothing of what the agent says meanwhile. It may be slow and
+//! not dead, or this process may have been stopped while it spoke. A message that
+//! was carried out must not be carried out again, so whatever shows that it was,
+//! or is being, forbids the second send:
+//!
+//! - an event or a card, from the worker that is to end the run: the turn goes on
+//!   as if it had come in time, with that worker, and what was put on disk for its
+//!   replacement is taken back. An agent that ignores the abort goes on to its
+//!   end. One that obeys it has done part of the work: the turn fails, and the
+//!   user is told why. Had the user ended the turn meanwhile, the run is now ended
+//!   for them as any other;
+//! - its completion: the turn has completed;
+//! - the word of its host that the session file went on: the turn has failed with
+//!   an unknown outcome;
+//! - any of these from a worker that is evicted already ([`Input::Worked`]), or
+//!   that another broker had given up. Nothing of it is shown, for its turn has let
+//!   go of it. But the message was delivered, and how far it got is unknown.
+//!
+//! An agent of which something was seen before, and that is told to go on, is no
+//! such case: that is no second send of the message.
+//!
+//! What it cannot do: know of an agent that works and has said nothing. That is
+//! what the host looks into the session file for.
+
+use ade_protocol::TurnId;
+use ade_protocol::card::Withdrawal;
+use ade_protocol::event::ErrorCategory;
+
+use super::machine::Machine;
+use super::{Again, Effect, Ending, Failure, Mono, State, texts};
+
+impl Ending {
+    /// Whether the agent must have worked on a message that ends so.
+    #[must_use]
+    pub fn shows_work(&self) -> bool {
+        match self {
+            Self::Completed { .. } => true,
+            Self::Failed(failure) => texts::is_unknown_outcome(failure),
+            Self::Interrupted => false,
+        }
+    }
+}
+
+impl Machine {
+    /// Whether the running turn was heard only after its worker had been told to
+    /// end it.
+    pub(super) fn is_late(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.late)
+    }
+
+    /// The run is alive: it is not replaced.
+    pub(super) fn go_on_late(&mut self, now: Mono, out: &mut Vec<Effect>) {
+        self.disarm(out);
+        self.state = State::Streaming;
+        self.deadline = None;
+        if self.is_ended_by_user() {
+            self.end_running(now + self.rules.timing.abort, now, out);
+        }
+    }
+
+    /// Takes back what was put on disk for the replacement of a worker that stays.
+    pub(super) fn disarm(&mut self, out: &mut Vec<Effect>) {
+        if let Some(running) = &mut self.running {
+            (running.late, running.again, running.cause) = (true, None, None);
+            out.push(Effect::Disarm(running.id.clone()));
+        }
+    }
+
+    /// A worker that is evicted shows that its agent worked on the message.
+    pub(super) fn worked(&mut self, turn: &TurnId, now: Mono, out: &mut Vec<Effect>) {
+        let Some(running) = self.running.as_ref().filter(|running| running.id == *turn) else {
+            return;
+        };
+        let goes_on = running.again == Some(Again::Continue);
+        if self.state == State::Recovering && !running.stop_requested && !goes_on {
+            out.push(Effect::CancelStart);
+            self.finish_unknown(now, out);
+        }
+    }
+
+    /// The message was carried out, nobody knows how far: it is not sent again.
+    pub(super) fn finish_unknown(&mut self, now: Mono, out: &mut Vec<Effect>) {
+        let cause = self
+            .running
+            .as_mut()
+            .and_then(|running| running.cause.take());
+        self.finish_failed(texts::worked(cause.as_ref()), now, out);
+    }
+
+    /// Another broker had given this worker up, and it shows that its agent had
+    /// worked.
+    pub(super) fn evict_worked(&mut self, now: Mono, out: &mut Vec<Effect>) {
+        out.push(Effect::Withdraw(Withdrawal::Recycled));
+        self.evict(out);
+        self.finish_unknown(now, out);
+    }
+
+    /// The end of a run that obeyed the abort after it had been heard.
+    pub(super) fn answered_late(&self) -> Failure {
+        let message = texts::late(self.rules.timing.first_event);
+        Failure::new("silent", ErrorCategory::TimedOut, message)
+    }
+
+    /// A failure of the running turn, with what else is to be known of it.
+    pub(super) fn heard_late(&self, failure: Failure) -> Failure {
+        if !self.is_late() {
+            return failure;
+        }
+        let late = texts::late(self.rules.timing.first_event);
+        let message = format!("{}; {late}", failure.message);
+        Failure { message, ..failure }
+    }
+}
