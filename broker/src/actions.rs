@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::manager::Manager;
+use crate::manager::{Manager, transcript_error};
 use crate::roles::Standing;
 use crate::session::{Ask, Command, QueueAsk};
 use crate::transcript;
@@ -331,7 +331,7 @@ async fn show(manager: &Manager, request: &ChatShow) -> Result<ChatShown, RpcErr
     let page = read
         .await
         .map_err(|error| failed(error.to_string()))?
-        .map_err(|error| failed(error.to_string()))?;
+        .map_err(|error| transcript_error(&error))?;
     if page.events.is_empty() && head.is_some_and(|head| head > after) {
         let path = manager.shared().home.transcript(&request.session_id);
         let message = format!(
@@ -358,11 +358,7 @@ async fn show(manager: &Manager, request: &ChatShow) -> Result<ChatShown, RpcErr
 
 /// All chats with what their processes use.
 async fn list(manager: &Manager) -> Vec<SessionInfo> {
-    let mut sessions: Vec<SessionInfo> = manager
-        .all()
-        .iter()
-        .map(|session| session.view().info.clone())
-        .collect();
+    let mut sessions = manager.infos();
     let workers: Vec<i32> = sessions
         .iter()
         .filter_map(|session| session.worker_pid)
@@ -389,7 +385,7 @@ fn status(manager: &Manager, about: &About) -> BrokerStatus {
         started_at: about.started_at.clone(),
         fence: manager.shared().fence,
         socket: about.socket.clone(),
-        sessions: views.len(),
+        sessions: views.len() + manager.unusable().len(),
         workers: views
             .iter()
             .filter(|view| view.info.worker_pid.is_some())

@@ -78,6 +78,24 @@ pub(crate) fn open_private(path: &Path, options: &mut OpenOptions) -> io::Result
     Ok(file)
 }
 
+/// Opens a file to be read, and nothing else that may have its name: a pipe would
+/// keep whoever opens it waiting.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    let wait_for_nobody = nix::fcntl::OFlag::O_NONBLOCK.bits();
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(wait_for_nobody)
+        .open(path)?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    if !kind.is_file() {
+        return Err(io::Error::other("it is not a file"));
+    }
+    Ok(file)
+}
+
 /// Replaces a file whole: readers see the old content or the new one, also
 /// after a crash of this process. There is no flush, so a power cut may leave an
 /// empty file. On an error the old file is untouched and nothing is left beside

@@ -1,8 +1,10 @@
 //! All sessions of a broker: made, found, listed, stopped.
 
+mod unusable;
+
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use ade_protocol::action::{CardList, ChatCreate, SessionInfo};
 use ade_protocol::card::{Answer, Card};
@@ -18,11 +20,37 @@ use crate::state::SessionRow;
 use crate::takeover::Takeover;
 use crate::wanted;
 
+use unusable::Unusable;
+pub(crate) use unusable::transcript_error;
+
 #[derive(Default)]
 struct Sessions {
     by_id: BTreeMap<SessionId, Session>,
+    /// None of them is in `by_id`.
+    unusable: BTreeMap<SessionId, Unusable>,
     /// The broker ends: none is added any more.
     closed: bool,
+}
+
+impl Sessions {
+    /// A chat, brought up where it could not be before.
+    fn find(&mut self, id: &SessionId, shared: &Arc<Shared>) -> Option<Result<Session, RpcError>> {
+        if let Some(session) = self.by_id.get(id) {
+            return Some(Ok(session.clone()));
+        }
+        let unusable = self.unusable.get_mut(id)?;
+        if self.closed {
+            return Some(Err(crate::session::closed()));
+        }
+        let session = match unusable.revive(shared) {
+            Ok(session) => session,
+            Err(why) => return Some(Err(why)),
+        };
+        tracing::info!(session = %id, "a chat can be used again");
+        self.unusable.remove(id);
+        self.by_id.insert(id.clone(), session.clone());
+        Some(Ok(session))
+    }
 }
 
 /// All sessions.
@@ -46,7 +74,8 @@ impl Manager {
     ///
     /// # Errors
     /// When `state.db` cannot be read. A session whose transcript cannot be
-    /// opened is left out and logged; the others are not held up by it.
+    /// opened, or whose row is damaged, can't be used; the others are not held up
+    /// by it.
     pub async fn load(
         shared: Arc<Shared>,
         mut takeover: Takeover,
@@ -62,16 +91,31 @@ impl Manager {
                 crate::session::watch_over(&shared, row, kept);
             }
         }
+        let mut left_of = |id: &SessionId| Left {
+            legacy: takeover.legacies.remove(id),
+            owed: owed.remove(id).unwrap_or_default(),
+        };
         for row in rows {
             let id = row.session_id.clone();
-            let left = Left {
-                legacy: takeover.legacies.remove(&id),
-                owed: owed.remove(&id).unwrap_or_default(),
-            };
-            match Session::start(&shared, row, left) {
+            let left = left_of(&id);
+            match Session::start(&shared, row.clone(), left.clone()) {
                 Ok(session) => drop(sessions.by_id.insert(id, session)),
-                Err(error) => tracing::error!(session = %id, %error, "a session is left out"),
+                Err(error) => {
+                    tracing::error!(session = %id, %error, "a chat can't be used");
+                    let unusable = Unusable::unreadable(row, left, &error);
+                    sessions.unusable.insert(id, unusable);
+                }
             }
+        }
+        for (row, error) in shared
+            .state
+            .run(crate::state::State::damaged_sessions)
+            .await?
+        {
+            let id = row.session_id.clone();
+            tracing::error!(session = %id, %error, "a chat can't be used");
+            let unusable = Unusable::damaged(row, left_of(&id), &error);
+            sessions.unusable.insert(id, unusable);
         }
         Ok(Self {
             shared,
@@ -109,7 +153,7 @@ impl Manager {
         }
         let row = SessionRow::new(SessionId::generate(), &request, lane, clock::timestamp());
         let session = Session::start(&self.shared, row.clone(), Left::default())
-            .map_err(|error| RpcError::failed("transcript", exit::FAILED, error.to_string()))?;
+            .map_err(|error| transcript_error(&error))?;
         let id = row.session_id.clone();
         self.shared
             .state
@@ -118,10 +162,7 @@ impl Manager {
             .map_err(|error| state_error(&error))?;
         let info = session.view().info.clone();
         {
-            let mut sessions = self
-                .sessions
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut sessions = self.write();
             if !sessions.closed {
                 sessions.by_id.insert(id, session);
                 return Ok(info);
@@ -142,6 +183,13 @@ impl Manager {
             let will_own = view.info.generation == Generation(0) && same(named);
             will_own.then(|| view.info.session_id.clone())
         });
+        let user = user.or_else(|| {
+            let waits = |info: &&SessionInfo| info.generation == Generation(0);
+            let names = |info: &&SessionInfo| info.session_file.as_deref().is_some_and(same);
+            let unusable = self.unusable();
+            let found = unusable.iter().filter(waits).find(names)?;
+            Some(found.session_id.clone())
+        });
         if let Some(chat) = user {
             return Err(wanted::owned_here(file, &chat));
         }
@@ -149,7 +197,7 @@ impl Manager {
             return Ok(());
         };
         let chat = SessionId::from(claim.id.as_str());
-        if self.session(&chat).is_ok() {
+        if self.session(&chat).is_ok() || self.is_unusable(&chat) {
             return Err(wanted::owned_here(file, &chat));
         }
         let deleted = self
@@ -186,33 +234,65 @@ impl Manager {
         }
     }
 
-    /// Finds a chat.
-    ///
-    /// # Errors
-    /// When there is none of that name.
-    pub fn session(&self, id: &SessionId) -> Result<Session, RpcError> {
-        self.sessions
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .by_id
-            .get(id)
-            .cloned()
-            .ok_or_else(|| {
-                RpcError::failed("not_found", exit::USAGE, format!("there is no chat {id}"))
-                    .hint("`ade ps` lists the chats")
-            })
+    fn read(&self) -> RwLockReadGuard<'_, Sessions> {
+        self.sessions.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All chats, oldest first.
+    fn write(&self) -> RwLockWriteGuard<'_, Sessions> {
+        self.sessions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Finds a chat. One that could not be used is tried again.
+    ///
+    /// # Errors
+    /// When there is none of that name, or why it can't be used.
+    pub fn session(&self, id: &SessionId) -> Result<Session, RpcError> {
+        let usable = self.read().by_id.get(id).cloned();
+        let found = match usable {
+            Some(session) => Some(Ok(session)),
+            None => self.write().find(id, &self.shared),
+        };
+        found.unwrap_or_else(|| {
+            let message = format!("there is no chat {id}");
+            Err(RpcError::failed("not_found", exit::USAGE, message)
+                .hint("`ade ps` lists the chats"))
+        })
+    }
+
+    fn is_unusable(&self, id: &SessionId) -> bool {
+        self.read().unusable.contains_key(id)
+    }
+
+    /// Chats that can't be used, each after it was tried again.
+    #[must_use]
+    pub fn unusable(&self) -> Vec<SessionInfo> {
+        if self.read().unusable.is_empty() {
+            return Vec::new();
+        }
+        let mut sessions = self.write();
+        let ids: Vec<_> = sessions.unusable.keys().cloned().collect();
+        for id in ids {
+            // Why not is in what is listed.
+            drop(sessions.find(&id, &self.shared));
+        }
+        sessions.unusable.values().map(Unusable::info).collect()
+    }
+
+    /// All chats as clients see them, oldest first.
+    #[must_use]
+    pub fn infos(&self) -> Vec<SessionInfo> {
+        let mut infos = self.unusable();
+        infos.extend(self.all().iter().map(|session| session.view().info.clone()));
+        infos.sort_by(|one, other| one.session_id.cmp(&other.session_id));
+        infos
+    }
+
+    /// All chats that can be used, oldest first.
     #[must_use]
     pub fn all(&self) -> Vec<Session> {
-        self.sessions
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .by_id
-            .values()
-            .cloned()
-            .collect()
+        self.read().by_id.values().cloned().collect()
     }
 
     /// Open cards of all chats, or of one.
@@ -283,18 +363,22 @@ impl Manager {
     /// # Errors
     /// When there is none of that name or nothing can be written.
     pub async fn delete(&self, id: &SessionId) -> Result<(), RpcError> {
-        self.session(id)?.close().await;
+        match self.session(id) {
+            Ok(session) => session.close().await,
+            Err(_) if self.is_unusable(id) => {}
+            Err(error) => return Err(error),
+        }
         let gone = id.clone();
         self.shared
             .state
             .run(move |state| state.delete_session(&gone).map(drop))
             .await
             .map_err(|error| state_error(&error))?;
-        self.sessions
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .by_id
-            .remove(id);
+        {
+            let mut sessions = self.write();
+            sessions.by_id.remove(id);
+            sessions.unusable.remove(id);
+        }
         self.shared.hub.forget(id);
         let path = self.shared.home.transcript(id);
         if let Err(error) = std::fs::remove_file(&path) {
@@ -318,10 +402,7 @@ impl Manager {
     pub async fn stop_all(&self) {
         let mut stops = tokio::task::JoinSet::new();
         let all: Vec<Session> = {
-            let mut sessions = self
-                .sessions
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut sessions = self.write();
             sessions.closed = true;
             sessions.by_id.values().cloned().collect()
         };

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use crate::ServeError;
 use crate::home::{Home, HomeError};
 use crate::state::State;
-use crate::{lock, socket};
+use crate::transcript::TranscriptError;
+use crate::{files, lock, socket};
 
 /// What a broker writes until it serves: its lock, an empty database with its
 /// log, the first lines of its own log, unpacked hosts.
@@ -41,6 +42,29 @@ pub fn obstacles(home: &Home) -> Vec<ServeError> {
         found.extend(looked.err().map(ServeError::from));
     }
     found
+}
+
+/// Transcripts that can't be read: their chats can't be used.
+#[must_use]
+pub fn transcripts(home: &Home) -> Vec<TranscriptError> {
+    let entries = std::fs::read_dir(home.transcripts_dir());
+    let paths = entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    paths
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "jsonl")
+        })
+        .filter_map(|path| match files::open_regular(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Some(TranscriptError::Read { path, source })
+            }
+            _ => None,
+        })
+        .collect()
 }
 
 /// Whether a broker's files find room in the home, or where it is to be made.

@@ -67,6 +67,7 @@ pub use adopt::{Legacy, LegacyTurn};
 pub(crate) use escort::{free_lease, watch_over};
 pub(crate) use queue::QueueAsk;
 pub use record::Owed;
+pub(crate) use view::placeholder;
 
 /// Commands that may wait for a session. More callers than that wait for room.
 const COMMANDS: usize = 128;

@@ -75,7 +75,7 @@ impl Actor {
 }
 
 /// What is known of a session from its row alone.
-pub(super) fn placeholder(row: &SessionRow) -> SessionInfo {
+pub(crate) fn placeholder(row: &SessionRow) -> SessionInfo {
     SessionInfo {
         session_id: row.session_id.clone(),
         provider: row.provider.clone(),

@@ -7,7 +7,7 @@ use ade_protocol::{Generation, RequestId, SessionId};
 use rusqlite::params;
 
 use super::rows::{signed, unsigned};
-use super::{CardRow, RowFault, Settled, State, StateError};
+use super::{CardRow, Settled, State, StateError};
 
 impl State {
     /// Keeps an open card; one of the same name is replaced.
@@ -104,24 +104,29 @@ impl State {
         self.execute("forget the cards of a session", sql, [session.as_str()])
     }
 
-    /// Every card that is kept, oldest first.
+    /// Every card that is kept, oldest first. A damaged row is logged and left out:
+    /// what nobody can be asked is denied.
     ///
     /// # Errors
     /// [`StateError`].
     pub fn cards(&self) -> Result<Vec<CardRow>, StateError> {
         let sql = "SELECT card_id, card, opened_at_ms, settled FROM cards ORDER BY place";
-        self.query("read the cards", sql, [], |row| {
+        let cards = self.query("read the cards", sql, [], |row| {
             let (id, text): (String, String) = (row.get(0)?, row.get(1)?);
             let settled: Option<String> = row.get(3)?;
             let settled = settled.map(|text| strict::from_str(&text)).transpose();
             match (strict::from_str(&text), settled) {
-                (Ok(card), Ok(settled)) => Ok(CardRow {
+                (Ok(card), Ok(settled)) => Ok(Some(CardRow {
                     card,
                     opened_at_ms: unsigned(row.get(2)?),
                     settled,
-                }),
-                _ => Err(RowFault::Value(id)),
+                })),
+                _ => {
+                    tracing::error!(card = id, "the row of a card is damaged");
+                    Ok(None)
+                }
             }
-        })
+        })?;
+        Ok(cards.into_iter().flatten().collect())
     }
 }

@@ -1,6 +1,6 @@
 //! Sessions.
 
-use ade_protocol::action::PermissionMode;
+use ade_protocol::action::{ChatCreate, PermissionMode};
 use ade_protocol::{Generation, SessionId};
 use rusqlite::{Row, params};
 
@@ -43,6 +43,56 @@ fn session_row(row: &Row<'_>) -> Result<SessionRow, RowFault> {
         agent_told: row.get(21)?,
     })
 }
+
+/// What can be read of a row that is damaged.
+fn salvaged(row: &Row<'_>) -> SessionRow {
+    let text = |column: usize| {
+        let value = row.get_ref(column).ok()?;
+        let bytes = value.as_bytes().ok()?;
+        Some(String::from_utf8_lossy(bytes).into_owned())
+    };
+    let create = ChatCreate {
+        provider: text(1).unwrap_or_default(),
+        lane: String::new(),
+        model: text(3),
+        thinking: text(4),
+        permission: PermissionMode::Plan,
+        session_file: text(9),
+        take_over: false,
+        agent_dir: None,
+        title: text(6),
+        first_event_ms: None,
+    };
+    let word = |column| text(column).unwrap_or_default();
+    SessionRow {
+        generation: Generation(row.get(12).map_or(0, unsigned)),
+        ..SessionRow::new(word(0).into(), &create, word(2), word(18))
+    }
+}
+
+/// A row, or what can be read of a damaged one and why it is one.
+fn any_row(row: &Row<'_>) -> Result<Result<SessionRow, (SessionRow, StateError)>, RowFault> {
+    use rusqlite::Error::{
+        FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, Utf8Error,
+    };
+    let damaged = |id| {
+        let operation = READ_ALL;
+        Ok(Err((salvaged(row), StateError::Row { operation, id })))
+    };
+    match session_row(row) {
+        Ok(row) => Ok(Ok(row)),
+        Err(RowFault::Value(id)) => damaged(id),
+        Err(RowFault::Sql(
+            FromSqlConversionFailure(..)
+            | IntegralValueOutOfRange(..)
+            | InvalidColumnType(..)
+            | Utf8Error(..),
+        )) => damaged(salvaged(row).session_id.to_string()),
+        Err(fault) => Err(fault),
+    }
+}
+
+const READ_ALL: &str = "read the sessions";
 
 impl State {
     /// Writes a new session.
@@ -93,13 +143,32 @@ impl State {
             .pop())
     }
 
-    /// All sessions but the deleted ones, oldest first.
+    /// All sessions but the deleted ones, oldest first. One whose row is damaged is
+    /// among [`State::damaged_sessions`].
     ///
     /// # Errors
     /// [`StateError`].
     pub fn sessions(&self) -> Result<Vec<SessionRow>, StateError> {
+        let rows = self.any_sessions()?;
+        Ok(rows.into_iter().filter_map(Result::ok).collect())
+    }
+
+    /// What can be read of the sessions whose rows are not what this version
+    /// writes, and why not all.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn damaged_sessions(&self) -> Result<Vec<(SessionRow, StateError)>, StateError> {
+        let rows = self.any_sessions()?;
+        Ok(rows.into_iter().filter_map(Result::err).collect())
+    }
+
+    #[expect(clippy::type_complexity, reason = "it is taken apart at once")]
+    fn any_sessions(
+        &self,
+    ) -> Result<Vec<Result<SessionRow, (SessionRow, StateError)>>, StateError> {
         let sql = format!("SELECT {COLUMNS} FROM sessions WHERE deleted = 0 ORDER BY rowid");
-        self.query("read the sessions", &sql, [], session_row)
+        self.query(READ_ALL, &sql, [], any_row)
     }
 
     /// Forgets a session with its turn, its queue and its cards. The row stays,

@@ -12,6 +12,7 @@ use ade_protocol::Seq;
 use bytes::Bytes;
 
 use super::{MAX_ENVELOPE, Place, TranscriptError};
+use crate::files;
 
 /// A piece this small is read line by line.
 const SMALL: u64 = 64 * 1024;
@@ -68,7 +69,7 @@ pub fn read_on(
         path: path.to_owned(),
         source,
     };
-    match File::open(path) {
+    match files::open_regular(path) {
         Ok(file) => page(&file, next, (after, until), max_bytes).map_err(read),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Page {
             reached_end: true,

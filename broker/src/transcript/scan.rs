@@ -14,6 +14,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::{Head, MAX_ENVELOPE, Place};
+use crate::files;
 
 /// First read; later ones grow with the line that is being looked for.
 const BLOCK: usize = 64 * 1024;
@@ -31,7 +32,7 @@ pub(super) struct End {
 /// Reads from the end until the last event and the newest event of a worker
 /// were seen.
 pub(super) fn end(path: &Path) -> io::Result<End> {
-    let file = match File::open(path) {
+    let file = match files::open_regular(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(End::default()),
         Err(error) => return Err(error),
@@ -118,7 +119,7 @@ pub fn standings(
         .into_iter()
         .map(|turn| (turn.as_str().to_owned(), turn))
         .collect();
-    let file = match File::open(path) {
+    let file = match files::open_regular(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
         Err(error) => return Err(error),

@@ -13,6 +13,9 @@ use crate::table::{Table, bytes, clipped, short_id, span, tilde};
 /// What stands where there is nothing to say.
 pub(super) const NONE: &str = "–";
 
+/// The state of a chat that is known and can't be brought up.
+pub(super) const UNUSABLE: &str = "unusable";
+
 /// Lists chats with their workers.
 pub(super) async fn ps(context: &Context) -> Result<(), CommandError> {
     let mut client = context.broker().await?;
@@ -28,7 +31,13 @@ pub(super) async fn ps(context: &Context) -> Result<(), CommandError> {
     }
     let home = std::env::var("HOME").ok();
     let table = ps_table(&list.sessions, home.as_deref(), Timestamp::now());
-    print_table(context, &table)
+    print_table(context, &table)?;
+    for info in list.sessions.iter().filter(|info| info.state == UNUSABLE) {
+        let why = info.last_error.as_deref().unwrap_or(NONE);
+        let line = format!("{} cannot be used: {why}", info.session_id);
+        context.out.line(&context.out.paint(Style::Bad, &line))?;
+    }
+    Ok(())
 }
 
 fn ps_table(sessions: &[SessionInfo], home: Option<&str>, now: Timestamp) -> Table {

@@ -136,3 +136,48 @@ fn each_change_of_the_permission_counts_and_only_for_its_session() {
         "{nobody:?}"
     );
 }
+
+#[test]
+fn a_damaged_row_costs_its_own_session_and_says_what_can_be_read() {
+    let damages = [
+        "UPDATE sessions SET permission = 'of-tomorrow' WHERE session_id = 'ses_1'",
+        "UPDATE sessions SET title = CAST(x'ff41' AS TEXT) WHERE session_id = 'ses_1'",
+    ];
+    for damage in damages {
+        let folder = TempDir::new().unwrap();
+        let state = open(&folder);
+        state.insert_session(&session("ses_1")).unwrap();
+        state.insert_session(&session("ses_2")).unwrap();
+        assert!(state.damaged_sessions().unwrap().is_empty());
+        state.conn.execute(damage, []).unwrap();
+        assert_eq!(state.sessions().unwrap(), [session("ses_2")], "{damage}");
+        let damaged = state.damaged_sessions().unwrap();
+        let [(row, error)] = damaged.as_slice() else {
+            panic!("{damaged:?}");
+        };
+        assert_eq!(row.session_id.as_str(), "ses_1");
+        assert_eq!((row.provider.as_str(), row.lane.as_str()), ("pi", "/lane"));
+        assert_eq!(row.permission, PermissionMode::Plan, "the least of all");
+        assert!(error.to_string().contains("ses_1"), "{error}");
+        assert!(state.delete_session(&row.session_id).unwrap());
+        assert!(state.damaged_sessions().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_damaged_row_of_a_card_costs_itself() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    state.insert_session(&session("s")).unwrap();
+    state
+        .put_card(&card("s", "c1", CardKind::Confirm), 1)
+        .unwrap();
+    state
+        .put_card(&card("s", "c2", CardKind::Confirm), 2)
+        .unwrap();
+    let damage = "UPDATE cards SET card = '{' WHERE card_id = 'c1'";
+    state.conn.execute(damage, []).unwrap();
+    let cards = state.cards().unwrap();
+    let ids: Vec<_> = cards.iter().map(|row| row.card.card_id.as_str()).collect();
+    assert_eq!(ids, ["c2"]);
+}
