@@ -124,10 +124,23 @@ impl Budget {
         }
     }
 
-    /// A turn ended well: what happened before it says nothing any more.
-    pub fn success(&mut self) {
-        if self.refused.is_none() {
+    /// A turn ended well: what happened before it says nothing any more. True:
+    /// something did.
+    pub fn success(&mut self) -> bool {
+        let counted = self.refused.is_none() && !self.deaths.is_empty();
+        if counted {
             self.deaths.clear();
+        }
+        counted
+    }
+
+    /// Deaths that were counted so long ago, oldest first, by whoever had the budget
+    /// before.
+    pub fn recall(&mut self, now: Duration, ages: &[Duration]) {
+        for age in ages {
+            if *age <= self.limits.long_window.min(now) {
+                self.death(now - *age);
+            }
         }
     }
 
@@ -180,6 +193,26 @@ mod tests {
         budget.death(at(2));
         budget.death(at(3));
         assert!(matches!(budget.start(at(3)), Start::After(_)));
+    }
+
+    #[test]
+    fn deaths_that_are_recalled_count_by_their_age() {
+        let ages = |seconds: &[u64]| -> Vec<Duration> { seconds.iter().map(|s| at(*s)).collect() };
+        let now = at(1000);
+        let mut budget = Budget::default();
+        budget.recall(now, &ages(&[20, 10]));
+        assert!(matches!(budget.start(now), Start::After(_)));
+        budget.death(now);
+        assert!(matches!(
+            budget.start(now),
+            Start::Refused { deaths: 3, .. }
+        ));
+        let mut budget = Budget::default();
+        budget.recall(now, &ages(&[400, 290, 200, 10]));
+        budget.death(now);
+        assert!(matches!(budget.start(now), Start::After(_)), "too old");
+        assert!(budget.success(), "there were some");
+        assert!(!budget.success());
     }
 
     #[test]

@@ -121,6 +121,18 @@ fn open_some(count: usize) -> io::Result<()> {
     opened.map(drop)
 }
 
+/// How many times `each` more descriptors can be opened with a reserve left. When
+/// the usage cannot be read there is no end of it: the open itself will tell.
+#[must_use]
+pub fn room_for(each: u64) -> usize {
+    fd_usage().map_or(usize::MAX, |(open, limit)| so_many(open, limit, each))
+}
+
+fn so_many(open: u64, limit: u64, each: u64) -> usize {
+    let free = limit.saturating_sub(open).saturating_sub(RESERVE);
+    usize::try_from(free / each.max(1)).unwrap_or(usize::MAX)
+}
+
 /// What can be done about an error that says that no file can be opened any
 /// more. `None`: it says something else.
 #[must_use]
@@ -182,6 +194,10 @@ mod tests {
         assert!(room(1024 - RESERVE - 10, 1024, 10).is_ok());
         assert!(room(1024 - RESERVE - 9, 1024, 10).is_err());
         assert!(room(0, 1024, u64::MAX).is_err());
+        for (open, expected) in [(100, 111), (1024 - RESERVE - 8, 1), (1024 - RESERVE - 7, 0)] {
+            assert_eq!(so_many(open, 1024, 8), expected, "{open}");
+        }
+        assert_eq!(so_many(2000, 1024, 8), 0);
     }
 
     #[test]

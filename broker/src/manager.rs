@@ -2,7 +2,7 @@
 
 mod unusable;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -14,9 +14,9 @@ use ade_protocol::{Generation, RequestId, SessionId, exit};
 use crate::cards::AnswerError;
 use crate::clock;
 use crate::leftovers::OwedEnds;
-use crate::session::{Left, Session};
+use crate::session::{Left, Session, ages};
 use crate::shared::Shared;
-use crate::state::SessionRow;
+use crate::state::{Death, SessionRow};
 use crate::takeover::Takeover;
 use crate::wanted;
 
@@ -91,9 +91,12 @@ impl Manager {
                 crate::session::watch_over(&shared, row, kept);
             }
         }
+        let deaths = shared.state.run(crate::state::State::deaths).await?;
+        recall_failed_starts(&shared, &deaths);
         let mut left_of = |id: &SessionId| Left {
             legacy: takeover.legacies.remove(id),
             owed: owed.remove(id).unwrap_or_default(),
+            deaths: ages(deaths.iter().filter(|death| death.session_id == *id)),
         };
         for row in rows {
             let id = row.session_id.clone();
@@ -410,6 +413,16 @@ impl Manager {
             stops.spawn(async move { session.close().await });
         }
         while stops.join_next().await.is_some() {}
+    }
+}
+
+/// What the last broker counted of each kind of agent.
+fn recall_failed_starts(shared: &Shared, deaths: &[Death]) {
+    let failed = || deaths.iter().filter(|death| death.at_start);
+    let providers: BTreeSet<_> = failed().map(|death| death.provider.as_str()).collect();
+    for provider in providers {
+        let own = failed().filter(|death| death.provider == provider);
+        shared.pool.recall(provider, &ages(own));
     }
 }
 

@@ -23,12 +23,17 @@ use crate::budget::{Budget, Limits, Start};
 use crate::clock;
 use crate::config::PoolLimits;
 use crate::hub::Hub;
+use crate::limits;
+use crate::spawn::DESCRIPTORS;
 use crate::turn::Mono;
 use line::{Line, News, Ticket};
 
 /// How often a request that waits looks whether somebody has stopped watching
 /// an idle session.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// How long a look at the descriptors holds; many that wait look often.
+const MEASURED: Duration = Duration::from_millis(100);
 
 /// How a request or a place stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +58,8 @@ pub struct Pool {
 
 struct Inner {
     line: Line,
+    /// When the process's room was looked at last.
+    measured: Option<Instant>,
     told: HashMap<Ticket, watch::Sender<Standing>>,
     budgets: BTreeMap<String, Budget>,
 }
@@ -85,6 +92,7 @@ impl Pool {
             limits: starts,
             inner: Mutex::new(Inner {
                 line: Line::new(places),
+                measured: None,
                 told: HashMap::new(),
                 budgets: BTreeMap::new(),
             }),
@@ -143,6 +151,12 @@ impl Pool {
     }
 
     fn settle(&self, inner: &mut Inner) {
+        let now = clock::now();
+        let waited_for = inner.line.counts().1 > 0;
+        if waited_for && inner.measured.is_none_or(|at| now >= at + MEASURED) {
+            inner.measured = Some(now);
+            inner.line.set_room(limits::room_for(DESCRIPTORS));
+        }
         for news in inner.line.settle(|session| self.hub.watches(session)) {
             let (ticket, standing) = match news {
                 News::Granted(ticket) => (ticket, Standing::Granted),
@@ -163,7 +177,8 @@ impl Pool {
     }
 
     fn budget<T>(&self, provider: &str, what: impl FnOnce(&mut Budget, Mono) -> T) -> T {
-        let now = self.now();
+        // What another broker counted lies before this one's birth.
+        let now = self.now() + self.limits.long_window;
         let mut inner = self.lock();
         let fresh = || Budget::new(self.limits);
         let name = provider.to_owned();
@@ -181,9 +196,15 @@ impl Pool {
         self.budget(provider, Budget::death);
     }
 
-    /// A start of this kind has worked: the agent itself is well.
-    pub fn start_worked(&self, provider: &str) {
-        self.budget(provider, |budget, _| budget.success());
+    /// Starts of this kind failed so long ago, oldest first, under another broker.
+    pub fn recall(&self, provider: &str, ages: &[Duration]) {
+        self.budget(provider, |budget, now| budget.recall(now, ages));
+    }
+
+    /// A start of this kind has worked: the agent itself is well. True: others had
+    /// not.
+    pub fn start_worked(&self, provider: &str) -> bool {
+        self.budget(provider, |budget, _| budget.success())
     }
 
     /// A user asked for another try.

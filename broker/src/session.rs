@@ -12,6 +12,7 @@
 //! | `actor` | the state, the loop, the effects of the turn |
 //! | `frames`, `hear`, `queue` | commands, and what a worker says |
 //! | `record`, `view` | what is written down, and what clients see |
+//! | `tally` | deaths that the start budget counts |
 //! | `acquire`, `legacy` | having a worker: a new one, or another broker's |
 //! | `requests`, `cards` | what the worker is asked and answered |
 //! | `permission` | changing what is fixed when a worker starts |
@@ -39,6 +40,7 @@ mod record;
 mod replay;
 mod requests;
 mod start;
+mod tally;
 mod view;
 mod worker;
 
@@ -67,6 +69,7 @@ pub use adopt::{Legacy, LegacyTurn};
 pub(crate) use escort::{free_lease, watch_over};
 pub(crate) use queue::QueueAsk;
 pub use record::Owed;
+pub(crate) use tally::ages;
 pub(crate) use view::placeholder;
 
 /// Commands that may wait for a session. More callers than that wait for room.
@@ -171,6 +174,8 @@ pub struct Left {
     pub legacy: Option<Legacy>,
     /// Ends of turns that could not be written yet, in order.
     pub owed: Vec<Owed>,
+    /// How long ago its workers died, oldest first.
+    pub deaths: Vec<std::time::Duration>,
 }
 
 /// The events that a turn begins with.

@@ -47,7 +47,7 @@ pub use crate::reap::Exit;
 const QUEUE: usize = 64;
 /// Descriptors that a worker costs the broker: its connection, and for a moment
 /// the pipe and the file of the start.
-const DESCRIPTORS: u64 = 8;
+pub(crate) const DESCRIPTORS: u64 = 8;
 /// How long a worker may take to read its first line.
 const FIRST_LINE: Duration = Duration::from_secs(5);
 /// Bytes of output that [`capture`] keeps.

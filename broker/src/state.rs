@@ -24,6 +24,7 @@
 //! What this module does not do: decide. It keeps rows.
 
 mod cards;
+mod deaths;
 mod handle;
 mod put_back;
 mod rows;
@@ -43,6 +44,7 @@ use std::time::Duration;
 use ade_protocol::{Fence, SessionId, exit};
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
+pub use deaths::Death;
 pub use handle::StateHandle;
 pub(crate) use put_back::files_of;
 pub use rows::{CardRow, Flags, QueuedRow, SessionRow, Settled, TurnRow};

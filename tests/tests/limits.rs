@@ -76,58 +76,71 @@ fn a_broker_that_cannot_open_what_it_needs_says_so_at_the_start() {
     }
 }
 
+/// Descriptors for a few workers, and for what whoever runs the tests left open to
+/// us, and so to the broker.
+const FEW: &str = "--nofile=72:72";
+
 #[test]
-fn too_few_descriptors_are_said_before_the_system_says_so_and_others_go_on() {
+fn what_finds_no_descriptors_waits_in_the_line_and_idle_workers_make_room() {
     let mut ade = Ade::new();
-    // Room for a few workers, and for what whoever runs the tests left open to
-    // us, and so to the broker.
-    ade.serve_within(limited("--nofile=72:72"));
+    ade.serve_within(limited(FEW));
     let mut rpc = ade.rpc();
     let mut running = Vec::new();
-    let mut refused = Vec::new();
+    let mut waiting = Vec::new();
     for _ in 0..40 {
         let chat = ade.scripted_chat(&mut rpc, 60_000);
         let (turn, _) = ade.send(&mut rpc, &chat, "!words 100000 100");
-        let lines = ade.wait_transcript(&chat, "a word or an end", |lines| {
-            !text_of(lines).is_empty() || !dones(lines).is_empty()
+        let info = wait_until("a word, or a place in the line", || {
+            let info = ade.session(&chat);
+            ["streaming", "waiting"]
+                .iter()
+                .any(|state| info["state"] == *state)
+                .then_some(info)
         });
-        let events = of_turn(&lines, &turn);
-        if dones(&events).is_empty() {
+        if info["state"] == "streaming" {
+            assert!(waiting.is_empty(), "the line is kept");
             running.push((chat, turn));
             continue;
         }
-        let error = &of_type(&events, "error")[0];
-        let message = error["message"].as_str().expect("a sentence").to_owned();
-        assert!(message.contains("room for another worker"), "{error}");
-        assert!(
-            error["detail"]
-                .as_str()
-                .is_some_and(|text| text.contains("ulimit")),
-            "{error}"
-        );
-        refused.push(chat);
-        if refused.len() == 3 {
+        waiting.push((chat, turn));
+        assert_eq!(info["place"], waiting.len());
+        if waiting.len() == 3 {
             break;
         }
     }
     assert!(running.len() >= 3, "{} run", running.len());
-    assert_eq!(refused.len(), 3, "{} run", running.len());
+    assert_eq!(waiting.len(), 3, "{} run", running.len());
     // Nobody was hurt, and clients still get in.
     for (chat, _) in &running {
         assert_eq!(ade.session(chat)["state"], "streaming");
     }
-    for (chat, turn) in &running {
+    // Their workers stay, idle, until they are wanted.
+    for (chat, turn) in running.iter().chain(&waiting) {
+        ade.wait_state(chat, "streaming");
         rpc.call("chat.abort", json!({"sessionId": chat}));
         let events = of_turn(&ade.wait_done(chat, turn), turn);
-        assert_eq!(ended(&events), "interrupted");
-        rpc.call("chat.stop", json!({"sessionId": chat}));
-    }
-    for chat in &refused {
-        let events = ade.turn(chat, "and now?");
-        assert_eq!(text_of(&events), "You said: and now?", "{events:?}");
+        assert_eq!(ended(&events), "interrupted", "{events:?}");
+        assert!(of_type(&events, "error").is_empty(), "{events:?}");
         let _ = ade.checked_transcript(chat);
-        rpc.call("chat.stop", json!({"sessionId": chat}));
     }
+}
+
+#[test]
+fn only_where_no_worker_at_all_could_start_a_turn_fails_for_it() {
+    let mut ade = Ade::new();
+    // Less than what is kept free for what cannot be refused.
+    ade.serve_within(limited("--nofile=40:40"));
+    let mut rpc = ade.rpc();
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
+    for _ in 0..2 {
+        let events = ade.turn(&chat, "are you there?");
+        let error = &of_type(&events, "error")[0];
+        let message = error["message"].as_str().expect("a sentence");
+        assert!(message.contains("room for another worker"), "{error}");
+        let detail = error["detail"].as_str().expect("a remedy");
+        assert!(detail.contains("ulimit"), "{error}");
+    }
+    assert_eq!(ade.session(&chat)["state"], "idle");
 }
 
 /// Gives everything below a folder to a user.

@@ -3,6 +3,8 @@
 //! Invariants:
 //! - no more places are given than the limits allow, but for workers that were
 //!   taken over ([`Line::take`]), which nobody is sent away for;
+//! - nor more than there are descriptors for ([`Line::set_room`]), but one: whoever
+//!   is alone and finds no room will be told so by its start;
 //! - requests are served in the order in which they came. One that waits only
 //!   for its own kind of agent's limit is passed by requests for other kinds,
 //!   and is the first to get a place of its own kind;
@@ -53,6 +55,8 @@ struct Waiting {
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     limits: PoolLimits,
+    /// Most workers by what the system gives to this process.
+    most: usize,
     last: u64,
     holders: BTreeMap<Ticket, Holder>,
     waiting: VecDeque<Waiting>,
@@ -62,6 +66,7 @@ impl Line {
     pub(super) fn new(limits: PoolLimits) -> Self {
         Self {
             limits,
+            most: usize::MAX,
             last: 0,
             holders: BTreeMap::new(),
             waiting: VecDeque::new(),
@@ -71,6 +76,23 @@ impl Line {
     fn ticket(&mut self) -> Ticket {
         self.last += 1;
         Ticket(self.last)
+    }
+
+    /// There is room for so many more workers, those that start included: they may
+    /// not have taken what they need yet.
+    pub(super) fn set_room(&mut self, more: usize) {
+        self.most = (self.holders.len() - self.starting()).saturating_add(more);
+    }
+
+    fn max_workers(&self) -> usize {
+        self.limits.max_workers.min(self.most.max(1))
+    }
+
+    fn starting(&self) -> usize {
+        self.holders
+            .values()
+            .filter(|holder| holder.starting)
+            .count()
     }
 
     /// Joins the line.
@@ -136,7 +158,7 @@ impl Line {
 
     /// Whether a limit on workers, and not only on starts, is reached.
     pub(super) fn is_full(&self, provider: &str) -> bool {
-        self.holders.len() >= self.limits.max_workers
+        self.holders.len() >= self.max_workers()
             || self.of_provider(provider) >= self.limits.max_per_provider
     }
 
@@ -165,13 +187,8 @@ impl Line {
     fn grant(&mut self, news: &mut Vec<News>) {
         let mut index = 0;
         while let Some(waiting) = self.waiting.get(index) {
-            let starting = self
-                .holders
-                .values()
-                .filter(|holder| holder.starting)
-                .count();
-            let full = self.holders.len() >= self.limits.max_workers;
-            if full || starting >= self.limits.max_starting {
+            let full = self.holders.len() >= self.max_workers();
+            if full || self.starting() >= self.limits.max_starting {
                 return;
             }
             if self.of_provider(&waiting.provider) >= self.limits.max_per_provider {
@@ -304,6 +321,37 @@ mod tests {
         assert!(!line.is_full("x"), "that passes by itself");
         line.started(first);
         assert_eq!(line.settle(nobody), [News::Granted(second)]);
+    }
+
+    #[test]
+    fn what_the_process_has_no_room_for_waits_and_idle_workers_make_room() {
+        let mut line = line(9, 9, 9);
+        line.set_room(2);
+        let [first, second, third] = ["a", "b", "c"].map(|session| line.ask(session.into(), "x"));
+        let expected = [
+            News::Granted(first),
+            News::Granted(second),
+            News::Waits(third, 1),
+        ];
+        assert_eq!(line.settle(nobody), expected);
+        // What starts may not have taken its part yet.
+        line.set_room(2);
+        assert!(line.settle(nobody).is_empty());
+        line.started(first);
+        line.started(second);
+        line.idle(second, at(1));
+        line.set_room(0);
+        assert_eq!(line.settle(nobody), [News::WantedBack(second)]);
+        line.leave(second);
+        line.set_room(1);
+        assert_eq!(line.settle(nobody), [News::Granted(third)]);
+        for ticket in [first, third] {
+            line.leave(ticket);
+        }
+        // One that is alone is not kept waiting for ever.
+        let alone = line.ask("d".into(), "x");
+        line.set_room(0);
+        assert_eq!(line.settle(nobody), [News::Granted(alone)]);
     }
 
     #[test]

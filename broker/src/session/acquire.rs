@@ -92,7 +92,7 @@ impl Actor {
     /// The pause before a start, or why there is none: by what this session's
     /// workers did, and by what starts of this kind of agent did.
     fn may_start_now(&self) -> Result<Duration, Failure> {
-        let own = match self.budget.start(self.now()) {
+        let own = match self.budget.start(self.budget_now()) {
             Start::After(pause) => pause,
             Start::Refused { deaths, window } => {
                 return Err(budget_used_up(deaths, window, self.last_death.as_ref()));
@@ -164,7 +164,9 @@ impl Actor {
                 let mut started = *started;
                 let fits = self.fits(started.spec.as_ref());
                 let resumed = started.resumed.take();
-                self.shared.pool.start_worked(&self.row.provider);
+                if self.shared.pool.start_worked(&self.row.provider) {
+                    self.forget_failed_starts().await;
+                }
                 if !fits && resumed.is_none() {
                     self.start_again(started);
                     return;
@@ -187,7 +189,7 @@ impl Actor {
                     && ![BUDGET, KIND_BUDGET].contains(&failure.kind.as_str())
                 {
                     self.shared.pool.start_failed(&self.row.provider);
-                    self.death(&failure);
+                    self.death(&failure, true).await;
                 }
                 self.note_generation().await;
                 self.note_budget(&failure).await;
@@ -201,13 +203,6 @@ impl Actor {
         if matches!(self.machine.state(), State::Starting | State::Recovering) {
             self.acquire();
         }
-    }
-
-    /// A worker, or its host, ended that nobody had told to.
-    pub(super) fn death(&mut self, failure: &Failure) {
-        let now = self.now();
-        self.budget.death(now);
-        self.last_death = Some(failure.clone());
     }
 
     /// Workers that never got ready have counted too.

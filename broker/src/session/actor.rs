@@ -89,7 +89,11 @@ impl Actor {
         row: SessionRow,
         tx: mpsc::WeakSender<Command>,
         rx: mpsc::Receiver<Command>,
-        Left { legacy, owed }: Left,
+        Left {
+            legacy,
+            owed,
+            deaths,
+        }: Left,
     ) -> Result<(Self, watch::Receiver<Arc<View>>), TranscriptError> {
         let path = shared.home.transcript(&row.session_id);
         let transcript = Transcript::open(&path, row.session_id.clone())?;
@@ -143,6 +147,7 @@ impl Actor {
             shared,
             row,
         };
+        actor.budget.recall(actor.budget_now(), &deaths);
         if let Some(legacy) = legacy {
             actor.take_over(legacy, rules);
         }

@@ -296,7 +296,7 @@ impl Actor {
         tracing::info!(session = %self.row.session_id, reason = failure.message, "a worker ended");
         let asked = worker.leaving.is_some();
         if !asked {
-            self.death(&failure);
+            self.death(&failure, false).await;
         }
         self.see_off(worker, Leave::Ended);
         self.input(Input::WorkerExited(generation, failure)).await;

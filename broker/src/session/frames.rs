@@ -177,6 +177,8 @@ impl Actor {
     async fn reset(&mut self) {
         self.budget.clear();
         self.shared.pool.clear(&self.row.provider);
+        self.forget_deaths().await;
+        self.forget_failed_starts().await;
         if self.row.failed_reason.take().is_some() {
             let session = self.row.session_id.clone();
             self.store("clear a failure", move |state| {
@@ -390,7 +392,7 @@ impl Actor {
                 if let Ending::Failed(failure) = &ending
                     && failure.category == ErrorCategory::Exited
                 {
-                    self.death(failure);
+                    self.death(failure, false).await;
                 }
                 if ending.shows_work() {
                     self.settle_answered();

@@ -147,8 +147,8 @@ impl Actor {
                 message,
                 detail: Some(detail),
             });
-        } else if status == TurnStatus::Completed {
-            self.budget.success();
+        } else if status == TurnStatus::Completed && self.budget.success() {
+            self.forget_deaths().await;
         }
         events.push(Event::Status { status });
         events.push(Event::Done {

@@ -23,11 +23,12 @@ use super::escort::{Escort, Process};
 use super::{Command, figures};
 use crate::classify::{self, AGENT_NOT_FOUND};
 use crate::clock;
+use crate::limits;
 use crate::link::{Connection, Link, LinkIn};
 use crate::pool::Place;
 use crate::providers::{Launch, LaunchSpec};
 use crate::shared::Shared;
-use crate::spawn::WorkerSpec;
+use crate::spawn::{DESCRIPTORS, WorkerSpec};
 use crate::state::SessionRow;
 use crate::turn::Failure;
 
@@ -42,6 +43,9 @@ mod bound {
     /// `init` until its response: the contract's 30 s and the way there.
     pub(super) const INIT: Duration = Duration::from_secs(32);
 }
+
+/// Pause of a start that has found no room, until it asks for a place again.
+const ROOM_LOOK: Duration = Duration::from_millis(250);
 
 /// What a start needs.
 pub(super) struct Plan {
@@ -94,7 +98,7 @@ pub(super) async fn run(plan: Plan) -> Result<Box<Started>, Failure> {
     let early = async {
         wait_departing(&plan).await?;
         tokio::time::sleep(plan.pause).await;
-        Ok(a_place(&plan).await)
+        Ok(a_place_with_room(&plan).await)
     };
     let place = tokio::select! {
         () = cancel.cancelled() => return Err(cancelled()),
@@ -146,6 +150,20 @@ pub(super) fn cancelled() -> Failure {
         ErrorCategory::Unknown,
         "the start was cancelled",
     )
+}
+
+/// A place, and room for a worker: clients may have taken meanwhile what was free
+/// when the place was given. Whoever has the only place is told by its start.
+async fn a_place_with_room(plan: &Plan) -> Place {
+    loop {
+        let place = a_place(plan).await;
+        let alone = plan.shared.pool.counts().0 <= 1;
+        if alone || limits::check_room(DESCRIPTORS).is_ok() {
+            return place;
+        }
+        drop(place);
+        tokio::time::sleep(ROOM_LOOK).await;
+    }
 }
 
 /// Waits in the line for a place among all workers and among those that start.

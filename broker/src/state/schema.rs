@@ -90,6 +90,15 @@ const MIGRATIONS: &[&str] = &[
     "
     ALTER TABLE turns ADD COLUMN mark TEXT;
 ",
+    "
+    CREATE TABLE deaths (
+        session_id TEXT NOT NULL REFERENCES sessions,
+        provider TEXT NOT NULL,
+        at_start INTEGER NOT NULL,
+        at_ms INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX deaths_of_session ON deaths (session_id);
+",
 ];
 
 fn known() -> i64 {

@@ -183,6 +183,7 @@ impl State {
                 "DELETE FROM turns WHERE session_id = ?1",
                 "DELETE FROM queue WHERE session_id = ?1",
                 "DELETE FROM cards WHERE session_id = ?1",
+                "DELETE FROM deaths WHERE session_id = ?1",
             ] {
                 state.execute("delete a session", sql, id)?;
             }

@@ -1,17 +1,17 @@
 //! `ade doctor`: what is where, and what needs a hand. Works without a broker
 //! and changes nothing.
 
+mod chats;
+
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::time::Duration;
 
 use ade_broker::config::Config;
 use ade_broker::home::Home;
+use ade_broker::lock;
 use ade_broker::sweep::named;
-use ade_broker::{lock, preflight};
-use ade_protocol::action::{
-    BrokerStatus, ConfigValue, Nothing, ProviderInfo, ProviderList, SessionList, name,
-};
+use ade_protocol::action::{BrokerStatus, ConfigValue, Nothing, ProviderInfo, ProviderList, name};
 use ade_protocol::exit;
 use serde::Serialize;
 use tokio::time::sleep;
@@ -111,7 +111,7 @@ async fn look(home: &Home, report: &mut Report) {
     if matches!(found, Found::None) {
         leftovers(&left, report);
         obstacles(home, report);
-        transcripts(home, report);
+        chats::unreadable(home, report);
     } else if let Err(error) = seam::room(home) {
         report.error("home", &error);
     }
@@ -145,17 +145,6 @@ fn obstacles(home: &Home, report: &mut Report) {
             _ => "home",
         };
         report.error(area, &error);
-    }
-}
-
-/// What a broker would find that can't be read.
-fn transcripts(home: &Home, report: &mut Report) {
-    for error in preflight::transcripts(home) {
-        report.hand(
-            "chats",
-            crate::seam::chain(&error),
-            error.hints().join("; "),
-        );
     }
 }
 
@@ -331,29 +320,7 @@ async fn running(client: &mut Client, report: &mut Report) {
         report.ok("cgroup", cgroup);
     }
     report.config = status.config;
-    unusable(client, report).await;
-}
-
-/// Chats that are known and can't be used.
-async fn unusable(client: &mut Client, report: &mut Report) {
-    let listed = client
-        .call::<_, SessionList>(name::SESSIONS_LIST, &Nothing {}, QUICK)
-        .await;
-    let sessions = match listed {
-        Ok(list) => list.sessions,
-        Err(error) => return report.error("chats", &error),
-    };
-    for chat in sessions
-        .iter()
-        .filter(|chat| chat.state == super::lists::UNUSABLE)
-    {
-        let why = chat.last_error.as_deref().unwrap_or("it cannot be used");
-        report.hand(
-            "chats",
-            format!("{} cannot be used: {why}", chat.session_id),
-            "mend that, and the chat is there again; or forget it with `ade chat delete`",
-        );
-    }
+    chats::unusable(client, report).await;
 }
 
 /// Journals that name nobody any more, whoever's they are.

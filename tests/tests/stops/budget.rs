@@ -85,3 +85,38 @@ fn a_chat_that_was_given_up_is_so_for_the_next_broker_until_the_user_says_so() {
     let events = of_turn(&ade.wait_done(&chat, turn), turn);
     assert_eq!(ended(&events), "completed");
 }
+
+#[test]
+fn deaths_are_counted_on_by_the_next_broker() {
+    let (mut ade, mut rpc) = started("");
+    let chat = ade.scripted_chat(&mut rpc, 60_000);
+    let die = |ade: &ade_tests::ade::Ade| {
+        let events = ade.turn(&chat, "!emit begun\n!crash 9");
+        assert_eq!(ended(&events), "failed");
+    };
+    die(&ade);
+    die(&ade);
+    drop(rpc);
+    ade.kill_broker();
+    ade.serve();
+    die(&ade);
+    let generation = ade.session(&chat)["generation"].clone();
+    ade.kill_broker();
+    ade.serve();
+    // A fourth one is not started.
+    let events = ade.turn(&chat, "are you there?");
+    assert_eq!(ended(&events), "failed");
+    let detail = of_type(&events, "error")[0]["detail"].to_string();
+    assert!(detail.contains("start_budget"), "{events:?}");
+    let info = ade.wait_state(&chat, "failed");
+    assert_eq!(info["generation"], generation);
+    ade.rpc().call("chat.reset", json!({"sessionId": chat}));
+    ade.kill_broker();
+    ade.serve();
+    let events = ade.turn(&chat, "are you there?");
+    assert_eq!(
+        ended(&events),
+        "completed",
+        "what was forgiven is forgotten"
+    );
+}
