@@ -52,7 +52,7 @@ pub(super) fn note(mark: &SessionMark) -> Option<String> {
 }
 
 fn read(note: &str) -> Option<SessionMark> {
-    serde_json::from_str(note).ok()
+    ade_protocol::strict::from_str(note).ok()
 }
 
 /// The end of a session file. One that is not there ends where it begins.
