@@ -58,7 +58,8 @@ pub fn why_text(why: Withdrawal) -> &'static str {
         Withdrawal::Recycled => "its worker was replaced",
         Withdrawal::Cancelled => "the agent settled it itself",
         Withdrawal::TimedOut => "nobody answered in time",
-        Withdrawal::ShuttingDown => "its session is stopping",
+        Withdrawal::Stopped => "its chat was stopped",
+        Withdrawal::ShuttingDown => "the broker is stopping, or its chat is being deleted",
     }
 }
 

@@ -44,6 +44,7 @@ pub mod shared;
 pub mod socket;
 pub mod spawn;
 pub mod state;
+mod strays;
 pub mod stuck;
 pub mod subscription;
 pub mod sweep;

@@ -83,8 +83,9 @@ impl ProviderError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Unknown { .. } => exit::USAGE,
-            Self::Pi(_) | Self::NoProgram { .. } => exit::PROVIDER_NOT_USABLE,
+            Self::Unknown { .. } | Self::Pi(_) | Self::NoProgram { .. } => {
+                exit::PROVIDER_NOT_USABLE
+            }
             Self::Write { .. } => exit::FAILED,
         }
     }

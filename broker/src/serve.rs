@@ -45,6 +45,7 @@ use crate::shared::Shared;
 use crate::socket::{self, BoundSocket};
 use crate::spawn::Spawner;
 use crate::state::{State, StateHandle};
+use crate::strays;
 use crate::stuck::Stuck;
 use crate::sweep::Kept;
 use crate::{ancestry, clock, endpoint, leftovers, limits, refusal, sweep, takeover, unknown};
@@ -101,6 +102,7 @@ pub async fn serve(options: ServeOptions) -> Result<(), ServeError> {
         Ok(Some(worker)) => return Err(ServeError::InsideChat(Box::new(worker))),
         Err(error) => tracing::warn!(%error, "whether a chat is above was not found out"),
     }
+    strays::ignore().map_err(ServeError::Signals)?;
     let config = Config::load(&home, |name| std::env::var_os(name))?;
     let mut lock = take_lock(&home, &options).await?;
     let hold = see_predecessor_off(&home).await?;
@@ -207,8 +209,6 @@ impl Broker {
     async fn run(mut self, lock: &mut BrokerLock) -> Result<(), ServeError> {
         let mut term = signal(SignalKind::terminate()).map_err(ServeError::Signals)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Signals)?;
-        // A closed terminal must not end the agents.
-        let mut hangup = signal(SignalKind::hangup()).map_err(ServeError::Signals)?;
         let places = Places::default();
         let mut looks = tokio::time::interval(footing::LOOK);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -218,7 +218,6 @@ impl Broker {
                 accepted = self.workers.accept() => self.worker(accepted),
                 _ = term.recv() => break End::Stop,
                 _ = interrupt.recv() => break End::Stop,
-                _ = hangup.recv() => tracing::info!("SIGHUP is ignored"),
                 () = self.about.stop.cancelled() => break End::Stop,
                 () = self.about.handover.cancelled() => break End::HandOver,
                 _ = looks.tick() => if let Some(end) = self.look(lock).await {

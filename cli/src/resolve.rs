@@ -8,7 +8,8 @@ use crate::table::short_id;
 /// Most sessions that an ambiguous name lists.
 const LISTED: usize = 8;
 
-/// The one session whose id is `given`, or begins or ends with it.
+/// The one session whose id is `given`, or begins or ends with it, or whose
+/// short name, which is what lists show, begins with it.
 ///
 /// # Errors
 /// When none or several are meant; the several are listed.
@@ -46,7 +47,11 @@ pub(crate) fn session(
 
 fn named(id: &str, given: &str) -> bool {
     let bare = id.strip_prefix("ses_").unwrap_or(id);
-    id.starts_with(given) || bare.starts_with(given) || id.ends_with(given)
+    let shown = short_id(id);
+    id.starts_with(given)
+        || bare.starts_with(given)
+        || shown.starts_with(given)
+        || id.ends_with(given)
 }
 
 fn ambiguous(meant: &[SessionInfo], several: usize, given: &str) -> CommandError {
@@ -109,6 +114,22 @@ pub(crate) mod tests {
             );
         }
         assert_eq!(session(all(), "ses_0").expect_err("three").hints().len(), 3);
+    }
+
+    #[test]
+    fn the_beginning_of_what_lists_show_names_a_chat() {
+        let all = || {
+            ["ses_019a-7000-a8f123d167c1", "ses_019a-7000-a8e123d167c1"]
+                .map(info)
+                .to_vec()
+        };
+        let found = |given: &str| session(all(), given).map(|info| info.session_id.to_string());
+        for given in ["a8f1", "a8f", "a8f123d167c1"] {
+            let expected = Some("ses_019a-7000-a8f123d167c1");
+            assert_eq!(found(given).ok().as_deref(), expected, "{given}");
+        }
+        assert_eq!(found("a8").expect_err("two").kind(), "ambiguous");
+        assert_eq!(found("7000").expect_err("no beginning").kind(), "not_found");
     }
 
     #[test]

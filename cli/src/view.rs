@@ -219,7 +219,8 @@ fn withdrawn(why: Withdrawal) -> &'static str {
         Withdrawal::Recycled => "the worker was replaced",
         Withdrawal::Cancelled => "the agent settled it itself",
         Withdrawal::TimedOut => "nobody answered in time",
-        Withdrawal::ShuttingDown => "the broker is stopping",
+        Withdrawal::Stopped => "the chat was stopped",
+        Withdrawal::ShuttingDown => "the broker is stopping, or the chat is being deleted",
     }
 }
 

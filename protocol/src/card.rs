@@ -208,7 +208,9 @@ pub enum Withdrawal {
     Cancelled,
     /// Nobody answered in time.
     TimedOut,
-    /// The broker or the session is stopping.
+    /// The chat was stopped; it can go on with another message.
+    Stopped,
+    /// The broker is stopping, or the chat is being deleted.
     ShuttingDown,
 }
 

@@ -183,11 +183,14 @@ pub enum ErrorCategory {
     Protocol,
     /// The worker or its host ended before the turn did.
     Exited,
-    /// Another live writer holds the session file, or took it from us.
+    /// Another live writer holds the session file, or took it from us. Not in
+    /// the list of the protocol's first text, as is the next one: both are
+    /// additions, so that a script can tell them from what is not known.
     Lease,
     /// Nothing happened until a deadline.
     TimedOut,
-    /// None of these.
+    /// None of these, or a class that this version does not know.
+    #[serde(other)]
     Unknown,
 }
 
@@ -406,6 +409,23 @@ mod tests {
         ] {
             assert!(read(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_failure_of_a_later_class_is_a_failure_all_the_same() {
+        let text = r#"{"type":"error","category":"weather","message":"it rains"}"#;
+        let event: Event = crate::strict::from_str(text).expect("an event");
+        assert!(matches!(
+            event,
+            Event::Error {
+                category: ErrorCategory::Unknown,
+                ..
+            }
+        ));
+        assert_eq!(
+            serde_json::to_value(ErrorCategory::Unknown).expect("JSON"),
+            "unknown"
+        );
     }
 
     #[test]

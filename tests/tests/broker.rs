@@ -367,3 +367,59 @@ fn many_connections_come_and_go_and_leave_no_descriptor() {
     });
     drop(ade);
 }
+
+/// Whoever sends one meant another process, or wanted to look.
+#[test]
+fn a_signal_that_means_nothing_ends_no_broker_and_is_told_of_once() {
+    let ade = started();
+    let mut rpc = ade.rpc();
+    let pid = ade.broker_pid();
+    let stray = [
+        Signal::SIGHUP,
+        Signal::SIGUSR1,
+        Signal::SIGUSR2,
+        Signal::SIGALRM,
+        Signal::SIGVTALRM,
+        Signal::SIGPROF,
+        Signal::SIGIO,
+        Signal::SIGXCPU,
+        Signal::SIGXFSZ,
+    ];
+    let told = |name: &str| {
+        let logs = fs::read_dir(ade.home().join("logs")).expect("the logs");
+        let texts = logs.flatten().map(|log| fs::read_to_string(log.path()));
+        let word = format!("{name} is ignored:");
+        texts
+            .flatten()
+            .map(|text| text.matches(&word).count())
+            .sum::<usize>()
+    };
+    for sent in stray {
+        signal(pid, sent);
+        wait_true(&format!("{sent} is told of"), || told(sent.as_str()) == 1);
+        signal(pid, sent);
+    }
+    signal(pid, Signal::SIGPIPE);
+    rpc.request("ade/ping", json!({})).expect("it lives");
+    assert_eq!(ade.broker_pid(), pid);
+    for sent in stray {
+        assert_eq!(told(sent.as_str()), 1, "{sent}");
+    }
+}
+
+#[test]
+fn a_provider_that_is_not_there_has_the_exit_code_of_its_kind() {
+    let ade = started();
+    let lane = ade.lane("lane").display().to_string();
+    let args = [
+        "--json",
+        "run",
+        "--provider",
+        "claude",
+        "--lane",
+        &lane,
+        "go",
+    ];
+    let (stdout, _) = ade.expect_code(6, &args);
+    assert!(stdout.contains("provider_not_usable"), "{stdout}");
+}

@@ -315,7 +315,7 @@ fn an_unknown_provider_is_answered_with_the_known_ones() {
         error.to_string(),
         "there is no provider `cursr`; there are: pi, scripted"
     );
-    assert_eq!(error.exit_code(), 2);
+    assert_eq!(error.exit_code(), ade_protocol::exit::PROVIDER_NOT_USABLE);
     assert!(providers.launch(&row("cursr")).is_err());
     let listed = providers.list();
     assert_eq!(listed[1].provider, "scripted");

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ade_protocol::action::Steered;
+use ade_protocol::card::Withdrawal;
 use ade_protocol::event::{Event, TurnStatus};
 use ade_protocol::{Generation, RequestId, Seq, TurnId};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -355,6 +356,11 @@ impl Actor {
             Effect::Dispose => self.ask_to_leave(),
             Effect::Withdraw(why) => {
                 self.open_legacy_cards(|_| true);
+                let why = match why {
+                    // A chat that takes messages again has only been stopped.
+                    Withdrawal::ShuttingDown if !self.closed => Withdrawal::Stopped,
+                    why => why,
+                };
                 for (card, outcome) in self.cards.withdraw_all(why) {
                     self.card_settled(&card, outcome, None).await;
                 }

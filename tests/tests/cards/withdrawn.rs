@@ -37,6 +37,18 @@ fn g01_an_abort_withdraws_the_card_for_everybody_and_a_late_answer_changes_nothi
 }
 
 #[test]
+fn a_card_of_a_chat_that_is_stopped_says_so() {
+    let (ade, mut rpc, chat) = started();
+    let (turn, _) = ade.send(&mut rpc, &chat, GATED);
+    ade.wait_transcript(&chat, "the card", |lines| {
+        !of_type(lines, "card_opened").is_empty()
+    });
+    rpc.call("chat.stop", json!({"sessionId": chat}));
+    let events = of_turn(&ade.checked_transcript(&chat), &turn);
+    assert_eq!(resolution(&events), withdrawn("stopped"));
+}
+
+#[test]
 fn g05_what_nobody_answers_is_never_allowed_and_has_its_own_word() {
     let (mut ade, mut rpc, chat) = started();
     let (turn, _) = ade.send(&mut rpc, &chat, GATED);
