@@ -16,7 +16,7 @@ use crate::session::Owed;
 use crate::state::{CardRow, QueuedRow, Settled, State, StateError, StateHandle, TurnRow};
 use crate::takeover::Takeover;
 use crate::transcript::{Transcript, TranscriptError};
-use crate::turn::{Again, ENDED_BY_USER, dropped_by_recovery};
+use crate::turn::{Again, ENDED_BY_USER, dropped_by_recovery, unsent};
 
 /// Why leftovers could not be closed.
 #[derive(Debug, thiserror::Error)]
@@ -64,13 +64,14 @@ pub async fn close(
     };
     let count = turns.len();
     for row in taken_over.halfway.iter().cloned() {
-        let message = "the broker ended before it could write this message down, and did not \
-                       send it; send it again if you still want it";
+        let why = "the broker ended before it could write this message down, and did not send \
+                   it; send it again if you still want it.";
+        let message = unsent(why, &row.prompt);
         let end = Owed {
             turn: row.turn_id,
             status: TurnStatus::Failed,
-            error: Some(message.to_owned()),
-            events: lost(Some(message), TurnStatus::Failed),
+            events: lost(Some(&message), TurnStatus::Failed),
+            error: Some(message),
         };
         closing.end(&row.session_id, end).await?;
     }
@@ -322,4 +323,56 @@ fn write(
         }
     }
     transcript.commit()
+}
+
+#[cfg(test)]
+mod tests {
+    use ade_protocol::action::{ChatCreate, PermissionMode};
+
+    use super::*;
+    use crate::state::SessionRow;
+
+    #[tokio::test]
+    async fn a_message_that_was_half_written_down_ends_with_its_words() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let home = Home::at(folder.path().to_owned(), None).unwrap();
+        let home = home.prepare().unwrap();
+        let state = StateHandle::start(State::open(&home.state_db()).unwrap());
+        let create = ChatCreate {
+            provider: "scripted".into(),
+            lane: "/lane".into(),
+            model: None,
+            thinking: None,
+            permission: PermissionMode::Default,
+            session_file: None,
+            take_over: false,
+            agent_dir: None,
+            title: None,
+            first_event_ms: None,
+        };
+        let session = SessionRow::new("ses_1".into(), &create, "/lane".into(), "t".into());
+        let row = QueuedRow {
+            session_id: session.session_id.clone(),
+            turn_id: "t1".into(),
+            prompt: "mend the bridge".into(),
+            steers: None,
+            queued_at: "t".into(),
+            after: Seq(0),
+        };
+        let queued = row.clone();
+        let written = state.run(move |state| {
+            state.insert_session(&session)?;
+            state.enqueue(&queued)
+        });
+        written.await.unwrap();
+        let found = Takeover {
+            halfway: vec![row.clone()],
+            ..Takeover::default()
+        };
+        close(&home, &state, &found).await.unwrap();
+        let text = std::fs::read_to_string(home.transcript(&row.session_id)).unwrap();
+        assert!(text.contains("mend the bridge"), "{text}");
+        assert!(text.contains("\"type\":\"done\""), "{text}");
+        assert!(state.run(State::queues).await.unwrap().is_empty());
+    }
 }

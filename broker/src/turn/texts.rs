@@ -151,7 +151,7 @@ const NAMED: usize = 200;
 
 /// A message that waited and is not sent, named by its beginning. Without that it
 /// would stand nowhere any more.
-pub(super) fn unsent(why: &str, prompt: &str) -> String {
+pub(crate) fn unsent(why: &str, prompt: &str) -> String {
     let mut beginning: String = prompt.chars().take(NAMED).collect();
     if beginning.len() < prompt.len() {
         beginning.push('…');
