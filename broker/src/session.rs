@@ -15,6 +15,7 @@
 //! | `tally` | deaths that the start budget counts |
 //! | `acquire`, `legacy` | having a worker: a new one, or another broker's |
 //! | `requests`, `cards` | what the worker is asked and answered |
+//! | `place` | waiting in the line for a worker |
 //! | `permission` | changing what is fixed when a worker starts |
 //! | `depart`, `evidence` | sending the worker away, and what it shows then |
 //! | `start`, `adopt`, `escort` | the steps of a start, a takeover and a farewell, each in a task of its own |
@@ -35,6 +36,7 @@ mod hear;
 mod legacy;
 mod mark;
 mod permission;
+mod place;
 mod queue;
 mod record;
 mod replay;

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::actor::Actor;
 use super::depart::Leave;
+use super::place::Line;
 use super::start::{self, Plan, Started};
 use super::worker::Worker;
 use super::{Command, report};
@@ -74,7 +75,7 @@ impl Actor {
                 .departing
                 .as_ref()
                 .map(|departing| departing.gone.clone()),
-            line: start::Line {
+            line: Line {
                 tx: tx.clone(),
                 epoch,
             },

@@ -20,15 +20,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::depart::{Way, wait_departing};
 use super::escort::{Escort, Process};
-use super::{Command, figures};
+use super::figures;
+use super::place::{Line, a_place_with_room};
 use crate::classify::{self, AGENT_NOT_FOUND};
 use crate::clock;
-use crate::limits;
 use crate::link::{Connection, Link, LinkIn};
 use crate::pool::Place;
 use crate::providers::{Launch, LaunchSpec};
 use crate::shared::Shared;
-use crate::spawn::{DESCRIPTORS, WorkerSpec};
+use crate::spawn::WorkerSpec;
 use crate::state::SessionRow;
 use crate::turn::Failure;
 
@@ -43,9 +43,6 @@ mod bound {
     /// `init` until its response: the contract's 30 s and the way there.
     pub(super) const INIT: Duration = Duration::from_secs(32);
 }
-
-/// Pause of a start that has found no room, until it asks for a place again.
-const ROOM_LOOK: Duration = Duration::from_millis(250);
 
 /// What a start needs.
 pub(super) struct Plan {
@@ -67,12 +64,6 @@ impl Plan {
             (self.row.permission, self.row.policy) = (row.permission, row.policy);
         }
     }
-}
-
-/// Tells the session where its start stands in the line for a worker.
-pub(super) struct Line {
-    pub(super) tx: mpsc::WeakSender<Command>,
-    pub(super) epoch: u64,
 }
 
 /// A worker that is ready.
@@ -150,47 +141,6 @@ pub(super) fn cancelled() -> Failure {
         ErrorCategory::Unknown,
         "the start was cancelled",
     )
-}
-
-/// A place, and room for a worker: clients may have taken meanwhile what was free
-/// when the place was given. Whoever has the only place is told by its start.
-async fn a_place_with_room(plan: &Plan) -> Place {
-    loop {
-        let place = a_place(plan).await;
-        let alone = plan.shared.pool.counts().0 <= 1;
-        if alone || limits::check_room(DESCRIPTORS).is_ok() {
-            return place;
-        }
-        drop(place);
-        tokio::time::sleep(ROOM_LOOK).await;
-    }
-}
-
-/// Waits in the line for a place among all workers and among those that start.
-async fn a_place(plan: &Plan) -> Place {
-    let Plan {
-        shared, row, line, ..
-    } = plan;
-    let mut place = shared.pool.ask(&row.session_id, &row.provider);
-    let mut last = 0;
-    loop {
-        let next = place.next(last).await;
-        if next.is_none() && last == 0 {
-            return place;
-        }
-        last = next.unwrap_or(0);
-        if let Some(tx) = line.tx.upgrade() {
-            let told = Command::InLine {
-                epoch: line.epoch,
-                place: last,
-            };
-            // The actor may have ended; then nobody needs to know.
-            drop(tx.send(told).await);
-        }
-        if next.is_none() {
-            return place;
-        }
-    }
 }
 
 /// How the host is started. Looks at the disk and may ask Node for its version.

@@ -23,6 +23,7 @@ use super::actor::Actor;
 use super::adopt::Resumed;
 use super::depart::Way;
 use super::escort::{Escort, Process};
+use super::place::Line;
 use super::start::{self, Plan, Started};
 use super::worker::Worker;
 use super::{Command, Left};
@@ -441,7 +442,7 @@ async fn nothing_is_started_beside_a_worker_that_does_not_go_in_time() {
         row: rig.actor.row.clone(),
         pause: Duration::ZERO,
         departing: Some(departing),
-        line: start::Line {
+        line: Line {
             tx: rig.tx.downgrade(),
             epoch: 1,
         },

@@ -30,7 +30,9 @@ pub struct SessionInfo {
     /// `idle`, `starting`, `awaiting_first_event`, `streaming`,
     /// `awaiting_card`, `recovering`, `stopping`, `interrupting`, `attaching`,
     /// `failed`;
-    /// `waiting`: its worker waits for a place among all workers.
+    /// `waiting`: its worker waits for a place among all workers;
+    /// `unusable`: it is known and can't be brought up, for the reason in
+    /// `lastError`.
     pub state: String,
     /// Its place in the line for a worker, from 1, while it waits in it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
