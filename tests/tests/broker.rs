@@ -34,8 +34,10 @@ fn case_l03() -> String {
 fn h02_a_broker_on_its_way_out_leaves_its_successors_socket_alone() {
     let mut old = started();
     let socket = old.socket();
+    // Another broker takes the path over. The old one would bind it again if it
+    // looked before that.
+    signal(old.broker_pid(), Signal::SIGSTOP);
     fs::remove_file(&socket).unwrap();
-    // Another broker takes the path over.
     let new = Ade::new();
     let path = socket.display().to_string();
     let mut serving = new
@@ -43,13 +45,13 @@ fn h02_a_broker_on_its_way_out_leaves_its_successors_socket_alone() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // The old one binds its path again when it looks before that.
     wait_true("the successor answers", || {
         let mut status = new.command(&["--json", "status"]);
         let output = status.env("ADE_RPC_SOCKET_PATH", &path).output().unwrap();
         let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         status["runtime"]["pid"] == serving.id()
     });
+    signal(old.broker_pid(), Signal::SIGCONT);
     assert_eq!(old.stop_broker(), Some(0));
     let mut rpc = Rpc::connect(&socket, "a test");
     let status = rpc.call("broker.status", json!({}));

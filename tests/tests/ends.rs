@@ -66,9 +66,10 @@ fn refused_half(ade: &Ade, disk: &Disk, rpc: &mut Rpc, chat: &str) -> RpcFailure
 fn fill_up(ade: &Ade, disk: &Disk, rpc: &mut Rpc, chat: &str) {
     const LEFT: usize = 100;
     let mut steer = |text: &str| {
-        let before = room(ade, chat);
+        let (before, lines) = (room(ade, chat), ade.transcript(chat).len());
         let asked = json!({"sessionId": chat, "prompt": text});
         assert_eq!(rpc.call("chat.steer", asked)["outcome"], "delivered");
+        ade.wait_transcript(chat, "the answer to a steer", |now| now.len() >= lines + 2);
         before.saturating_sub(room(ade, chat))
     };
     // It stands there twice: as a message and in the answer to it.

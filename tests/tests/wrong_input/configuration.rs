@@ -41,7 +41,7 @@ fn a_wrong_configuration_is_named_by_file_line_and_key() {
     // No file, but a folder.
     let ade = Ade::new();
     fs::create_dir(ade.home().join("config.toml")).unwrap();
-    refused(&ade, 2, &["ps"], &["config.toml", "move it away"]);
+    refused(&ade, 2, &["ps"], &["config.toml", "move the folder"]);
 }
 
 #[test]

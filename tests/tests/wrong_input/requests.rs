@@ -12,7 +12,7 @@ use super::{nothing_runs, refused};
 fn an_unknown_provider_is_named_with_the_known_ones() {
     let ade = Ade::new();
     let run = ["run", "--provider", "gpt9", "hello"];
-    refused(&ade, 2, &run, &["gpt9", "pi", "scripted", "ade providers"]);
+    refused(&ade, 6, &run, &["gpt9", "pi", "scripted", "ade providers"]);
     let list = ade.json(&["ps"]);
     assert_eq!(list["sessions"], json!([]), "no chat was made");
 }
