@@ -2,7 +2,10 @@
 //! answered without a person.
 
 use ade_protocol::action::{CardAnswer, CardAnswered, CardNotification, name};
-use ade_protocol::card::{Answer, Card, CardKind};
+use std::time::Duration;
+
+use ade_protocol::RequestId;
+use ade_protocol::card::{Answer, Card, CardKind, CardOutcome};
 
 use tokio::time::Instant;
 
@@ -12,27 +15,82 @@ use crate::client::{QUICK, card_is_settled};
 use crate::error::CommandError;
 use crate::output::Style;
 
+/// How long a card waits for its event before it is asked all the same.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 impl Live<'_> {
     pub(super) async fn card(&mut self, told: CardNotification) -> Result<(), CommandError> {
         if told.card.session_id != self.options.session {
             return Ok(());
         }
-        let Some(resolution) = told.resolution else {
-            return self.card_opened(told.card).await;
-        };
-        let first = self
-            .cards
-            .front()
-            .is_some_and(|card| same(card, &told.card));
-        if first && self.asked {
-            self.leave_question();
-            let secret = told.card.payload.kind == CardKind::Secret;
-            let text = crate::view::resolved(&resolution, secret);
-            self.context.out.note(Style::Dim, &text);
-            self.remember(&told.card);
+        match told.resolution {
+            None => self.announced(told.card).await,
+            Some(resolution) => {
+                self.card_settled(&told.card.card_id, &resolution);
+                Ok(())
+            }
         }
-        self.cards.retain(|card| !same(card, &told.card));
+    }
+
+    /// A card is open. What the turn said before it is shown before it is asked:
+    /// its own event is waited for, which may come behind this word.
+    pub(super) async fn announced(&mut self, card: Card) -> Result<(), CommandError> {
+        if self.opened.contains(&card.card_id) {
+            return self.card_opened(card).await;
+        }
+        let known = self.announced.iter().any(|(_, known)| same(known, &card));
+        if !known && card.session_id == self.options.session {
+            self.announced.push_back((Instant::now() + PATIENCE, card));
+        }
         Ok(())
+    }
+
+    /// Everything before a card was shown.
+    pub(super) async fn card_event(&mut self, id: &RequestId) -> Result<(), CommandError> {
+        self.hushed = false;
+        if self.opened.len() == REMEMBERED {
+            self.opened.pop_front();
+        }
+        self.opened.push_back(id.clone());
+        let place = (self.announced.iter()).position(|(_, card)| card.card_id == *id);
+        match place.and_then(|place| self.announced.remove(place)) {
+            Some((_, card)) => self.card_opened(card).await,
+            None => Ok(()),
+        }
+    }
+
+    /// When the event of a card has been waited for long enough: it is older
+    /// than what is followed here.
+    pub(super) fn overdue_at(&self) -> Option<Instant> {
+        self.announced.front().map(|(until, _)| *until)
+    }
+
+    pub(super) async fn overdue(&mut self) -> Result<(), CommandError> {
+        match self.announced.pop_front() {
+            Some((_, card)) => self.card_opened(card).await,
+            None => Ok(()),
+        }
+    }
+
+    /// A card is settled, by the word of its event or of its own notification,
+    /// whichever comes first. A question that is shown is told of here; of
+    /// others the event tells.
+    pub(super) fn card_settled(&mut self, id: &RequestId, resolution: &CardOutcome) {
+        self.announced.retain(|(_, card)| card.card_id != *id);
+        let Some(place) = self.cards.iter().position(|card| card.card_id == *id) else {
+            return;
+        };
+        let asked = place == 0 && self.asked;
+        let Some(card) = self.cards.remove(place) else {
+            return;
+        };
+        if asked {
+            self.leave_question();
+            let secret = card.payload.kind == CardKind::Secret;
+            let text = crate::view::resolved(resolution, secret);
+            self.context.out.note(Style::Dim, &text);
+            self.remember(&card);
+        }
     }
 
     pub(super) async fn card_opened(&mut self, card: Card) -> Result<(), CommandError> {
@@ -68,23 +126,34 @@ impl Live<'_> {
 
     /// Shows the first card's question if it is not shown.
     pub(super) fn put_question(&mut self) {
-        if self.asked {
+        if self.asked || self.hushed {
             return;
         }
         let Some(card) = self.cards.front() else {
             return;
         };
         let out = &self.context.out;
-        for (style, line) in ask::question(&card.payload) {
-            out.must_note(style, &line);
+        // Of a question that was only talked over the last line is enough.
+        if self.talked_over.take().as_ref() != Some(&card.card_id) {
+            for (style, line) in ask::question(&card.payload) {
+                out.must_note(style, &line);
+            }
+            self.early = self.input.arrived().or(self.early.take());
+            self.input.forget_typed_ahead();
         }
-        self.early = self.input.arrived().or(self.early.take());
-        self.input.forget_typed_ahead();
         if card.payload.kind == CardKind::Secret {
             self.echo = self.input.without_echo();
         }
         out.prompt(Style::Accent, &ask::prompt(&card.payload));
         self.asked = true;
+    }
+
+    /// Something else is about to be shown: it gets lines of its own.
+    pub(super) fn talk_over(&mut self) {
+        if self.asked {
+            self.talked_over = self.cards.front().map(|card| card.card_id.clone());
+            self.leave_question();
+        }
     }
 
     /// The question's line is left without an answer; it is put again if its

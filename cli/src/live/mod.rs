@@ -20,7 +20,7 @@ use ade_protocol::strict;
 use ade_protocol::{Generation, RequestId, Seq, SessionId, TurnId, exit};
 use serde_json::value::RawValue;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until};
 
 use crate::client::{Client, Events, Notification, QUICK};
 use crate::context::Context;
@@ -110,7 +110,15 @@ pub(crate) struct Live<'a> {
     ticks: Interval,
     spinner: Spinner,
     cards: VecDeque<Card>,
+    /// Open cards whose event was not seen yet, and until when it is waited for.
+    announced: VecDeque<(Instant, Card)>,
+    /// Cards whose event was seen; the last ones.
+    opened: VecDeque<RequestId>,
     asked: bool,
+    /// The turn is being ended: its questions are not put any more.
+    hushed: bool,
+    /// The card whose question something else was shown behind.
+    talked_over: Option<RequestId>,
     /// Typed before the question that is shown now, so not an answer to it.
     early: Option<Option<String>>,
     echo: Option<Echo>,
@@ -158,14 +166,18 @@ impl<'a> Live<'a> {
             ticks,
             spinner: Spinner::new(Instant::now()),
             cards: VecDeque::new(),
+            announced: VecDeque::new(),
+            opened: VecDeque::new(),
             asked: false,
+            hushed: false,
+            talked_over: None,
             early: None,
             echo: None,
             settled: VecDeque::new(),
         };
         let open = std::mem::take(&mut live.events.open_cards);
         for card in open {
-            live.card_opened(card).await?;
+            live.announced(card).await?;
         }
         Ok(live)
     }
@@ -198,15 +210,19 @@ impl<'a> Live<'a> {
             let heard = {
                 let wants_line = typed || self.asked;
                 let tick = self.context.out.err_is_terminal() && !self.asked;
+                let overdue = self.overdue_at();
                 tokio::select! {
                     _ = self.interrupts.recv() => Heard::Interrupt,
                     heard = self.events.next() => Heard::Notification(heard),
                     line = self.input.line(), if wants_line => Heard::Typed(line),
                     _ = self.ticks.tick(), if tick => Heard::Tick,
+                    () = sleep_until(overdue.unwrap_or_else(Instant::now)), if overdue.is_some() => Heard::Overdue,
                 }
             };
             match heard {
                 Heard::Interrupt => {
+                    // Not put again while the turn ends, nor told of twice.
+                    self.hushed |= self.asked;
                     self.leave_question();
                     return Ok(Wake::Interrupt);
                 }
@@ -215,10 +231,16 @@ impl<'a> Live<'a> {
                 Heard::Tick => self.spinner.tick(Instant::now(), &self.context.out),
                 Heard::Notification(Ok(Notification::Event(raw))) => {
                     if let Some(envelope) = self.show(raw.get())? {
+                        match &envelope.event {
+                            Event::CardOpened { card } => self.card_event(&card.card_id).await?,
+                            Event::Done { .. } => self.hushed = false,
+                            _ => {}
+                        }
                         return Ok(Wake::Event(envelope));
                     }
                 }
                 Heard::Notification(Ok(Notification::Card(card))) => self.card(*card).await?,
+                Heard::Overdue => self.overdue().await?,
                 Heard::Notification(Err(error)) => self.rejoin(error).await?,
             }
         }
@@ -268,6 +290,13 @@ impl<'a> Live<'a> {
             (Some(wanted), Some(turn)) => wanted != turn,
             _ => false,
         };
+        if let Event::CardResolved {
+            card_id,
+            resolution,
+        } = &event
+        {
+            self.card_settled(card_id, resolution);
+        }
         if !other_turn {
             if self.context.out.json() {
                 self.context.out.json_line(text)?;
@@ -298,8 +327,15 @@ impl<'a> Live<'a> {
     }
 
     fn print(&mut self, event: &Event) -> Result<(), CommandError> {
+        let pieces = self.view.pieces(event);
+        if pieces
+            .iter()
+            .any(|piece| !matches!(piece, Piece::Activity(_)))
+        {
+            self.talk_over();
+        }
         let out = &self.context.out;
-        for piece in self.view.pieces(event) {
+        for piece in pieces {
             match piece {
                 Piece::Answer(text) => out.answer(&text)?,
                 Piece::NewMessage => out.end_answer()?,
@@ -334,7 +370,7 @@ impl<'a> Live<'a> {
         self.events = events;
         let open = std::mem::take(&mut self.events.open_cards);
         for card in open {
-            self.card_opened(card).await?;
+            self.announced(card).await?;
         }
         Ok(())
     }
@@ -403,6 +439,7 @@ enum Heard {
     Notification(std::io::Result<Notification>),
     Typed(Option<String>),
     Tick,
+    Overdue,
 }
 
 async fn subscribe(
