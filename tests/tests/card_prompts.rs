@@ -113,3 +113,33 @@ fn ctrl_c_at_a_question_ends_the_turn_and_says_so_once() {
         assert_eq!(shown.matches("withdrawn").count(), 1, "{shown}");
     }
 }
+
+/// Whoever comes late is told of the open card at once, and of the rest after.
+#[test]
+fn a_question_that_was_open_before_stands_behind_it_too() {
+    let mut ade = Ade::new();
+    ade.serve();
+    let mut rpc = ade.rpc();
+    let chat = ade.chat(
+        &mut rpc,
+        "scripted",
+        &ade.lane("one"),
+        serde_json::json!({}),
+    );
+    ade.send(&mut rpc, &chat, "!card Run it? | rm -rf x | bash");
+    ade.wait_state(&chat, "awaiting_card");
+    let mut command = ade.command(&["attach", &chat]);
+    command.env("NO_COLOR", "1").env("TERM", "xterm");
+    let mut terminal = Terminal::run(&command);
+    terminal.see(ASK);
+    let shown = terminal.shown();
+    let place = |text: &str| {
+        shown
+            .find(text)
+            .unwrap_or_else(|| panic!("{text}: {shown}"))
+    };
+    assert!(place("→ bash") < place("? Run it?"), "{shown}");
+    terminal.press("n\n");
+    terminal.press("\u{4}");
+    terminal.end();
+}
