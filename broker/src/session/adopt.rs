@@ -21,8 +21,10 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::depart::Listener;
 use super::escort::{Escort, Process};
 use super::start::{self, Started};
+use super::{Command, evidence, report};
 use crate::clock;
 use crate::journal::Entry;
 use crate::link::{Connection, Link};
@@ -114,6 +116,8 @@ pub(super) struct Adoption {
     pub(super) taken: Seq,
     pub(super) place: Place,
     pub(super) cancel: CancellationToken,
+    /// Hears what the worker shows that is not taken over.
+    pub(super) tx: mpsc::WeakSender<Command>,
 }
 
 /// Runs a takeover to its end.
@@ -127,6 +131,7 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
         taken,
         place,
         cancel,
+        tx,
     } = adoption;
     let process = Process {
         worker_id: entry.worker_id.clone(),
@@ -138,7 +143,7 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
     };
     let met = tokio::select! {
         () = cancel.cancelled() => Err(start::cancelled()),
-        met = meet(&shared, &entry, &process, &mut connections, taken) => met,
+        met = meet(&shared, &entry, &process, &mut connections, (taken, &tx)) => met,
     };
     match met {
         Ok((hello, link)) => {
@@ -163,11 +168,24 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
             }))
         }
         Err(failure) => {
+            // What it worked on is not given to another one.
+            let listener = Listener {
+                worker: entry.worker_id.clone(),
+                link: None,
+                reconnects: connections,
+                fence: shared.fence,
+                taken,
+                tx,
+                told: CancellationToken::new(),
+                worked: None,
+            };
+            let listens = listener.begin();
             let timing = shared.config.worker_timing(&row.provider);
-            Escort::new(&shared, process, timing, place, &row)
+            let seen = Escort::new(&shared, process, timing, place, &row)
                 .leaving(failure.kind == STUCK)
-                .await
-                .leave();
+                .await;
+            listens.end().await;
+            seen.leave();
             let message = format!(
                 "the broker ended in the middle of this turn and its worker could not be taken \
                  over: {}; send the message again if you still want it",
@@ -200,7 +218,7 @@ async fn meet(
     entry: &Entry,
     process: &Process,
     connections: &mut mpsc::Receiver<Connection>,
-    taken: Seq,
+    (taken, tx): (Seq, &mpsc::WeakSender<Command>),
 ) -> Result<(Box<Hello>, Link), Failure> {
     let mut exit = process.exit.clone();
     let mut late = std::pin::pin!(late(process.identity.clone()));
@@ -226,6 +244,10 @@ async fn meet(
         return Err(Failure::new("takeover", ErrorCategory::TimedOut, message));
     };
     let (hello, mut link) = connection.open();
+    if let Some(turn) = evidence::introduced(&hello) {
+        // For the case that it can't be taken over.
+        report(tx, Command::Worked(turn)).await;
+    }
     let usable = hello.session_key == entry.session_id
         && hello.generation == entry.generation
         && hello.state.ready.is_some()

@@ -13,6 +13,7 @@ use ade_protocol::frame::{Attach, Empty, FromWorker, Lifecycle, Request, ToWorke
 use ade_protocol::rpc::RpcError;
 use ade_protocol::{Fence, Seq, TurnId, WorkerId, exit};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::actor::Actor;
@@ -196,7 +197,7 @@ impl Actor {
             let told = CancellationToken::new();
             let listener = Listener {
                 worker: id.clone(),
-                link,
+                link: Some(link),
                 reconnects,
                 fence,
                 taken,
@@ -204,8 +205,7 @@ impl Actor {
                 told: told.clone(),
                 worked: None,
             };
-            let ended = CancellationToken::new();
-            let mut listens = tokio::spawn(listener.listen(ended.clone()));
+            let listens = listener.begin();
             let seen = match (leave, asked) {
                 (Leave::Ended, _) => escort.tidy().await,
                 (Leave::Stuck, _) => escort.stuck().await,
@@ -219,13 +219,7 @@ impl Actor {
                 vigil.keep().await;
             }
             // Nothing is sent to another worker before this one was heard out.
-            ended.cancel();
-            if clock::in_time(clock::now() + LAST_WORDS, &mut listens)
-                .await
-                .is_none()
-            {
-                listens.abort();
-            }
+            listens.end().await;
             gone_tx.send_replace(Way::Over);
             report(&tx, Command::Gone).await;
         });
@@ -344,47 +338,70 @@ fn beside(why: &str) -> Failure {
 /// Listens to a worker on its way out, so that it is never held up by its own
 /// events. Nothing of them is shown; its stage is of interest, and whether its agent
 /// worked on the turn.
-struct Listener {
-    worker: WorkerId,
-    link: Link,
-    reconnects: mpsc::Receiver<Connection>,
-    fence: Fence,
+pub(super) struct Listener {
+    pub(super) worker: WorkerId,
+    /// None: it has no connection now.
+    pub(super) link: Option<Link>,
+    pub(super) reconnects: mpsc::Receiver<Connection>,
+    pub(super) fence: Fence,
     /// Last event that was taken while it was in use.
-    taken: Seq,
-    tx: mpsc::WeakSender<Command>,
+    pub(super) taken: Seq,
+    pub(super) tx: mpsc::WeakSender<Command>,
     /// Cancelled when it says that it can't end.
-    told: CancellationToken,
+    pub(super) told: CancellationToken,
     /// The turn that it was reported to have worked on.
-    worked: Option<TurnId>,
+    pub(super) worked: Option<TurnId>,
+}
+
+/// A listener at work.
+pub(super) struct Listening {
+    task: JoinHandle<()>,
+    ended: CancellationToken,
+}
+
+impl Listening {
+    /// The worker has ended: hears its last words.
+    pub(super) async fn end(mut self) {
+        self.ended.cancel();
+        let until = clock::now() + LAST_WORDS;
+        if clock::in_time(until, &mut self.task).await.is_none() {
+            self.task.abort();
+        }
+    }
 }
 
 impl Listener {
+    pub(super) fn begin(self) -> Listening {
+        let ended = CancellationToken::new();
+        let task = tokio::spawn(self.listen(ended.clone()));
+        Listening { task, ended }
+    }
+
     /// Ends with its connection, once the worker has `ended`.
     async fn listen(mut self, ended: CancellationToken) {
-        let mut linked = true;
         loop {
             tokio::select! {
                 biased;
-                said = self.link.incoming.recv(), if linked => match said {
+                said = said(&mut self.link) => match said {
                     Some(said) => self.hear(said).await,
-                    None => linked = false,
+                    None => self.link = None,
                 },
-                Some(connection) = self.reconnects.recv() => linked = self.met(connection).await,
-                () = ended.cancelled(), if !linked => return,
+                Some(connection) = self.reconnects.recv() => self.met(connection).await,
+                () = ended.cancelled(), if self.link.is_none() => return,
             }
         }
     }
 
     /// It has connected again: there it says what got lost.
-    async fn met(&mut self, connection: Connection) -> bool {
+    async fn met(&mut self, connection: Connection) {
         let (hello, link) = connection.open();
         self.shows(evidence::introduced(&hello)).await;
         let attach = Attach {
             fence: self.fence,
             ack: self.taken,
         };
-        self.link = link;
-        self.link.send(&ToWorker::Attach(Request::new(attach)))
+        let attached = link.send(&ToWorker::Attach(Request::new(attach)));
+        self.link = attached.then_some(link);
     }
 
     async fn hear(&mut self, said: LinkIn) {
@@ -409,6 +426,13 @@ impl Listener {
             self.worked = Some(turn.clone());
             report(&self.tx, Command::Worked(turn)).await;
         }
+    }
+}
+
+async fn said(link: &mut Option<Link>) -> Option<LinkIn> {
+    match link {
+        Some(link) => link.incoming.recv().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -112,6 +112,7 @@ impl Actor {
             taken,
             place,
             cancel,
+            tx: tx.clone(),
         };
         tokio::spawn(async move {
             let outcome = adopt::run(adoption).await;

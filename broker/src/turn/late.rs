@@ -71,13 +71,18 @@ impl Machine {
 
     /// A worker that is evicted shows that its agent worked on the message.
     pub(super) fn worked(&mut self, turn: &TurnId, now: Mono, out: &mut Vec<Effect>) {
-        let Some(running) = self.running.as_ref().filter(|running| running.id == *turn) else {
+        let Some(running) = self.running.as_mut().filter(|running| running.id == *turn) else {
             return;
         };
         let goes_on = running.again == Some(Again::Continue);
-        if self.state == State::Recovering && !running.stop_requested && !goes_on {
-            out.push(Effect::CancelStart);
-            self.finish_unknown(now, out);
+        match self.state {
+            _ if running.stop_requested || goes_on => {}
+            State::Attaching => running.worked = true,
+            State::Recovering => {
+                out.push(Effect::CancelStart);
+                self.finish_unknown(now, out);
+            }
+            _ => {}
         }
     }
 

@@ -250,17 +250,21 @@ fn what_the_worker_of_another_broker_shows_forbids_the_second_send() {
             assert_eq!(rig.sends("a"), 0, "not by this broker");
         }
     }
-    // One that could not be taken over had said so.
-    let message = (id("a"), "prompt a".to_owned());
-    let mut rig = Rig::of(fresh());
-    rig.machine = Machine::attaching(fresh(), message, legacy(Again::Resend));
-    let kind = code::DELIVERED_OUTCOME_UNKNOWN;
-    let gone = Failure::new(kind, ErrorCategory::Exited, "it was not at work");
-    let effects = rig.on(Input::TakeoverFailed(gone));
-    assert!(
-        failure(&effects)
-            .message
-            .starts_with("delivered, outcome unknown")
-    );
-    assert!(!effects.contains(&Effect::Acquire));
+    // One that could not be taken over after all.
+    for (shown, expected) in [(true, 0), (false, 1)] {
+        let message = (id("a"), "prompt a".to_owned());
+        let mut rig = Rig::of(fresh());
+        rig.machine = Machine::attaching(fresh(), message, legacy(Again::Resend));
+        if shown {
+            assert!(rig.on(Input::Worked(id("a"))).is_empty());
+        }
+        let gone = fail(ErrorCategory::Exited);
+        let effects = rig.on(Input::TakeoverFailed(gone));
+        assert_eq!(effects.contains(&Effect::Acquire), !shown);
+        if shown {
+            assert_eq!(failure(&effects).kind, code::DELIVERED_OUTCOME_UNKNOWN);
+        }
+        rig.ready();
+        assert_eq!(rig.sends("a"), expected);
+    }
 }

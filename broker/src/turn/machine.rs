@@ -26,6 +26,9 @@ pub(super) struct Running {
     /// It was silent for too long, its worker was told to end it, and then it was
     /// heard after all.
     pub(super) late: bool,
+    /// The worker of another broker that is being taken over has shown that it was
+    /// worked on.
+    pub(super) worked: bool,
     /// Why the turn is being recovered, or why it is not.
     pub(super) cause: Option<Failure>,
 }
@@ -41,6 +44,7 @@ impl Running {
             again: None,
             rotated: false,
             late: false,
+            worked: false,
             cause: None,
         }
     }

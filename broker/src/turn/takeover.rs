@@ -15,6 +15,13 @@ impl Legacy {
     }
 }
 
+impl Adopted {
+    /// Whether anything of the turn was seen.
+    fn is_heard(self) -> bool {
+        matches!(self, Self::Has { seen, card } if seen || card)
+    }
+}
+
 impl Machine {
     #[cfg(test)]
     pub(super) fn is_given_up(&self) -> bool {
@@ -112,11 +119,10 @@ impl Machine {
             (State::Attaching, Some(legacy)) => match adopted {
                 // The other broker had given this worker up, perhaps when its run
                 // had ended, so that it has nothing to say any more.
-                Adopted::Has { seen, card }
-                    if legacy.is_given_up()
-                        && (seen || card)
-                        && !running.stop_requested
-                        && running.again != Some(Again::Continue) =>
+                _ if legacy.is_given_up()
+                    && (running.worked || adopted.is_heard())
+                    && !running.stop_requested
+                    && running.again != Some(Again::Continue) =>
                 {
                     running.sends += 1;
                     self.evict_worked(now, out);
@@ -170,10 +176,10 @@ impl Machine {
         let Some(running) = &self.running else { return };
         match self.state {
             State::Attaching if running.stop_requested => self.finish_interrupted(now, out),
-            State::Attaching if texts::is_unknown_outcome(&failure) => {
+            State::Attaching if resumable && running.worked => {
                 self.legacy = None;
                 self.held = true;
-                self.finish_failed(texts::told(failure), now, out);
+                self.finish_unknown(now, out);
             }
             State::Attaching if resumable => {
                 self.count_noted();

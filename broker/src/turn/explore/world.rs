@@ -141,8 +141,13 @@ impl World {
         let Some(turn) = self.machine.turn().cloned() else {
             return;
         };
-        let sent = self.ledger.of(&turn).sends > 0;
-        if sent && !self.ledger.worker && self.machine.state() != State::Attaching {
+        // Where another broker has put it on disk, too.
+        let sent = match self.machine.state() {
+            // To the worker that is taken over.
+            State::Attaching => self.machine.is_given_up(),
+            _ => self.ledger.of(&turn).sends > 0,
+        };
+        if sent && !self.ledger.worker {
             self.ledger.of(&turn).worked = true;
             self.on(Input::Worked(turn));
         }
