@@ -274,7 +274,7 @@ impl Actor {
             .is_some_and(|worker| worker.leaving.is_none())
     }
 
-    async fn deadline(&mut self) {
+    pub(super) async fn deadline(&mut self) {
         if self.stale.is_some_and(|at| clock::now() >= at) {
             // The loop publishes the view, and comes back for the rest.
         } else if self.judges() {

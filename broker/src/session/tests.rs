@@ -1,6 +1,8 @@
 //! An actor, its workers and its transcript, taken apart: what must not happen
 //! in between can be looked at here.
 
+mod silence;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command as Program, Stdio};
