@@ -42,6 +42,7 @@ mod record;
 mod replay;
 mod requests;
 mod start;
+mod steers;
 mod tally;
 mod view;
 mod worker;

@@ -1,5 +1,6 @@
-//! A message for a turn whose worker is being replaced, when the broker dies in
-//! the middle: it is delivered as a turn of its own, or cancelled once.
+//! Messages for the running turn. When its worker is being replaced and the broker
+//! dies in the middle, one is delivered as a turn of its own, or cancelled once. One
+//! that a worker took and its agent never read is told of, once and in its turn.
 
 use ade_tests::ade::Ade;
 use ade_tests::rpc::{Rpc, text_of};
@@ -114,4 +115,175 @@ fn r16_a_steer_that_was_cancelled_is_not_delivered_by_the_next_broker() {
     let ends = dones(&ade.checked_transcript(&chat));
     let of_it = ends.iter().filter(|(turn, _)| *turn == steer);
     assert_eq!(of_it.count(), 1, "{ends:?}");
+}
+
+/// A chat in a turn that runs `!hang` behind these steps.
+fn hanging(steps: &str) -> (Ade, Rpc, String, String) {
+    let mut ade = Ade::new();
+    ade.serve();
+    let mut rpc = ade.rpc();
+    let chat = ade.chat(&mut rpc, "scripted", &ade.lane("one"), json!({}));
+    let (turn, _) = ade.send(&mut rpc, &chat, &format!("{steps}\n!emit on it\n!hang"));
+    ade.wait_state(&chat, "streaming");
+    (ade, rpc, chat, turn)
+}
+
+fn steer(rpc: &mut Rpc, chat: &str, prompt: &str) -> Value {
+    rpc.call("chat.steer", json!({"sessionId": chat, "prompt": prompt}))
+}
+
+/// The events of a turn, or of none, that name this message: their types.
+fn naming<'a>(lines: &'a [Value], turn: Option<&str>, prompt: &str) -> Vec<&'a str> {
+    let of = |line: &&Value| line["turnId"].as_str() == turn;
+    let events = lines.iter().filter(of).map(|line| &line["event"]);
+    let names = |event: &&Value| {
+        let said = event["text"].as_str().or(event["message"].as_str());
+        said.is_some_and(|said| said.contains(prompt))
+    };
+    let named = events.filter(names);
+    named.filter_map(|event| event["type"].as_str()).collect()
+}
+
+const SAID_AND_UNREAD: [&str; 2] = ["user_message", "notice"];
+
+#[test]
+fn steers_that_the_agent_had_not_read_are_told_of_before_the_end_of_their_turn() {
+    let (ade, mut rpc, chat, turn) = hanging("!steers unread");
+    let long = "l\u{f6}ng ".repeat(900);
+    for prompt in ["first & last", "second", &long] {
+        assert_eq!(steer(&mut rpc, &chat, prompt)["outcome"], "delivered");
+    }
+    rpc.call("chat.abort", json!({"sessionId": chat}));
+    ade.wait_done(&chat, &turn);
+    let lines = ade.checked_transcript(&chat);
+    for prompt in ["first & last", "second", "l\u{f6}ng l\u{f6}ng"] {
+        let naming = naming(&lines, Some(&turn), prompt);
+        assert_eq!(naming, SAID_AND_UNREAD, "{prompt}");
+    }
+    let its = of_turn(&lines, &turn);
+    let told = of_type(&its, "notice");
+    assert_eq!(told.len(), 3, "{told:?}");
+    let message = told[1]["message"].as_str().expect("a message");
+    assert!(message.contains("had not read"), "{message}");
+    assert!(message.contains("Send it again"), "{message}");
+    assert_eq!(its.last().expect("an end")["event"]["type"], "done");
+    let (shown, _) = ade.expect_code(0, &["chat", "show", &chat]);
+    assert!(
+        shown.contains("had not read") && shown.contains("second"),
+        "{shown}"
+    );
+    assert_eq!(text_of(&ade.turn(&chat, "next")), "You said: next");
+}
+
+#[test]
+fn steers_that_the_agent_read_and_ends_that_nobody_heard_say_nothing() {
+    let (ade, mut rpc, chat, turn) = hanging("!turnless");
+    steer(&mut rpc, &chat, "read");
+    rpc.call("chat.abort", json!({"sessionId": chat}));
+    ade.wait_done(&chat, &turn);
+    let lines = ade.checked_transcript(&chat);
+    let naming = |lines: &[Value], turn, prompt| naming(lines, Some(turn), prompt).join(" ");
+    // The scripted agent answers what it has read.
+    assert_eq!(naming(&lines, &turn, "read"), "user_message text");
+
+    let (turn, _) = ade.send(&mut rpc, &chat, "!steers unread\n!emit on it\n!hang");
+    ade.wait_state(&chat, "streaming");
+    steer(&mut rpc, &chat, "lost");
+    ade_tests::ade::signal(ade.host_of(&chat), ade_leases::process::Signal::SIGKILL);
+    ade.wait_done(&chat, &turn);
+    let lines = ade.checked_transcript(&chat);
+    assert_eq!(naming(&lines, &turn, "lost"), "user_message");
+}
+
+#[test]
+fn an_unread_steer_is_told_of_by_the_next_broker_too() {
+    let (mut ade, mut rpc, chat, turn) = hanging("!steers unread");
+    steer(&mut rpc, &chat, "taken before");
+    ade.kill_broker();
+    ade.serve();
+    ade.wait_state(&chat, "streaming");
+    ade.rpc().call("chat.abort", json!({"sessionId": chat}));
+    ade.wait_done(&chat, &turn);
+    let lines = ade.checked_transcript(&chat);
+    let naming = naming(&lines, Some(&turn), "taken before");
+    assert_eq!(naming, SAID_AND_UNREAD);
+}
+
+/// What the agent says of the message when its turn is over is no matter of the
+/// next turn, which runs by then, nor of none.
+#[test]
+fn a_steer_that_is_answered_behind_its_turn_belongs_to_no_other_turn() {
+    let (ade, mut rpc, chat, turn) = hanging("!steers late");
+    let (next, _) = ade.send(&mut rpc, &chat, "!emit now me\n!delay 300");
+    let mut other = ade.rpc();
+    std::thread::scope(|scope| {
+        let steered = scope.spawn(|| steer(&mut other, &chat, "and this"));
+        ade.wait_transcript(&chat, "the agent has it", |lines| {
+            naming(lines, Some(&turn), "steered: and this") == ["text"]
+        });
+        rpc.call("chat.abort", json!({"sessionId": chat}));
+        assert_eq!(steered.join().expect("an answer")["outcome"], "delivered");
+    });
+    ade.wait_done(&chat, &next);
+    let lines = ade.checked_transcript(&chat);
+    assert_eq!(naming(&lines, Some(&next), "and this"), [""; 0]);
+    assert_eq!(naming(&lines, None, "and this"), ["notice"]);
+    let told = of_type(&lines, "notice");
+    assert!(
+        told[0]["message"]
+            .as_str()
+            .expect("a text")
+            .contains("not known"),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn a_steer_that_was_not_read_is_not_promised_later() {
+    let (ade, mut rpc, chat, turn) = hanging("!steers unread-late");
+    let mut other = ade.rpc();
+    let asked = json!({"sessionId": chat, "prompt": "and this"});
+    std::thread::scope(|scope| {
+        let steered = scope.spawn(|| other.try_call("chat.steer", asked));
+        ade.wait_transcript(&chat, "the agent has it", |lines| {
+            naming(lines, Some(&turn), "kept") == ["text"]
+        });
+        rpc.call("chat.abort", json!({"sessionId": chat}));
+        let refused = steered.join().expect("an answer").expect_err("refused");
+        assert!(
+            refused.message.contains("before the agent read"),
+            "{refused:?}"
+        );
+    });
+    ade.wait_done(&chat, &turn);
+    assert_eq!(text_of(&ade.turn(&chat, "next")), "You said: next");
+    let lines = ade.checked_transcript(&chat);
+    assert_eq!(naming(&lines, Some(&turn), "and this"), ["notice"]);
+    assert_eq!(naming(&lines, None, "and this"), [""; 0]);
+}
+
+/// The turn goes on with another worker, which knows nothing of the message.
+#[test]
+fn a_steer_that_a_silent_worker_had_not_read_is_told_of_in_the_turn_that_goes_on() {
+    let mut ade = Ade::new();
+    ade.serve();
+    let mut rpc = ade.rpc();
+    let more = json!({"firstEventMs": 1500});
+    let chat = ade.chat(&mut rpc, "scripted", &ade.lane("one"), more);
+    let prompt = "!steers unread-silent\n!hang-once\n!emit done";
+    let (turn, _) = ade.send(&mut rpc, &chat, prompt);
+    ade.wait_state(&chat, "awaiting_first_event");
+    assert_eq!(steer(&mut rpc, &chat, "and this")["outcome"], "delivered");
+    ade.wait_done(&chat, &turn);
+    let lines = ade.checked_transcript(&chat);
+    assert_eq!(dones(&lines), [(turn.clone(), "completed".to_owned())]);
+    assert_eq!(naming(&lines, Some(&turn), "and this"), SAID_AND_UNREAD);
+    let told = of_type(&lines, "notice");
+    assert!(
+        told[0]["message"]
+            .as_str()
+            .expect("a text")
+            .contains("was replaced"),
+        "{told:?}"
+    );
 }

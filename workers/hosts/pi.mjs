@@ -29,6 +29,8 @@ import { extensionUi } from "./pi/ui.mjs";
 const ABORT_WAIT = 1000; // ms that a stopping host waits for the run to end
 const SETTLE_WAIT = 200; // ms for credential writes under way
 const FLUSH_WAIT = 1000; // ms for the reader to take the last frames
+const MAX_UNDELIVERED = 256; // messages that the end of a turn names as unread, the first ones
+const UNDELIVERED_CHARS = 2000; // of each of them
 
 let loaded; // { pi, root, entry, version }
 let runtime; // Pi's ModelRuntime
@@ -37,7 +39,7 @@ let session; // Pi's AgentSession; stays undefined with inventoryOnly
 let unsubscribe;
 let initialising = false;
 let ready; // what an `init` established: { init, extensions, extensionsError, ungateable }
-let turn; // the running `send`: { requestId, turnId, last, usage, aborted, undelivered }
+let turn; // the running `send`: { requestId, turnId, last, usage, aborted, taken, undelivered }
 let compacting = false;
 let stopping;
 
@@ -199,7 +201,7 @@ async function doSend(request, requestId) {
   if (turn || compacting || !session.isIdle) {
     throw new HostError("busy", compacting ? "the session is being compacted" : "a turn is running");
   }
-  turn = { requestId, turnId: request.turnId };
+  turn = { requestId, turnId: request.turnId, taken: [], undelivered: [] };
   cards.turnId = request.turnId;
   out.released = false;
   try {
@@ -227,9 +229,10 @@ async function doSend(request, requestId) {
 }
 
 function turnResult() {
+  clearQueue();
   const { last, usage, aborted, undelivered } = turn;
   const result = { status: "completed", ...(usage ? { usage } : {}) };
-  if (undelivered?.length > 0) result.undelivered = undelivered;
+  if (undelivered.length > 0) result.undelivered = undelivered;
   if (last?.stopReason) result.stopReason = last.stopReason;
   if (aborted || last?.stopReason === "aborted") {
     result.status = "interrupted";
@@ -258,9 +261,36 @@ async function expireEarlierDelivery({ prompt, recovery }) {
 async function doQueue(request, how) {
   needSession();
   need(typeof request.prompt === "string", "prompt must be a text");
-  if (!turn || !session.isStreaming) throw new HostError("no_turn", "no turn is running; send the message as a turn of its own");
+  const noTurn = () => new HostError("no_turn", "no turn is running; send the message as a turn of its own");
+  if (!turn || !session.isStreaming) throw noTurn();
   const images = loadImages(request.images);
-  return session[how](request.prompt, images.length > 0 ? images : undefined, { source: "rpc" });
+  const own = { text: request.prompt, prompt: request.prompt };
+  const { taken } = turn;
+  taken.push(own);
+  const outcome = await session[how](request.prompt, images.length > 0 ? images : undefined, { source: "rpc" });
+  // Pi keeps a template in its expanded form, and what an extension made of it.
+  const waits = how === "steer" ? session.getSteeringMessages() : session.getFollowUpMessages();
+  const newest = waits.at(-1);
+  if (newest !== undefined && !taken.some(({ text }) => text === newest)) own.text = newest;
+  if (!turn && waits.includes(own.text)) {
+    clearQueue();
+    throw noTurn();
+  }
+  return outcome;
+}
+
+/** Takes back what Pi has not read: it would go on with it, or begin the next turn with it. */
+function clearQueue() {
+  if (session.pendingMessageCount === 0) return;
+  const { steering, followUp } = session.clearQueue();
+  if (!turn) return;
+  for (const text of [...steering, ...followUp]) {
+    // Extensions queue messages too: of those the user knows nothing.
+    const at = turn.taken.findLastIndex((one) => one.text === text);
+    if (at < 0 || turn.undelivered.length >= MAX_UNDELIVERED) continue;
+    const [{ prompt }] = turn.taken.splice(at, 1);
+    turn.undelivered.push([...prompt].slice(0, UNDELIVERED_CHARS).join(""));
+  }
 }
 
 async function doAbort(request, requestId) {
@@ -277,10 +307,7 @@ async function stopRun() {
   out.released = true;
   out.wake();
   cards.drain();
-  if (session.pendingMessageCount > 0) {
-    const { steering, followUp } = session.clearQueue();
-    if (turn) turn.undelivered = [...steering, ...followUp];
-  }
+  clearQueue();
   await session.abort();
 }
 

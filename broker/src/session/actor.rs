@@ -60,7 +60,10 @@ pub(super) struct Actor {
     pub(super) last_status: Option<TurnStatus>,
     pub(super) last_error: Option<String>,
     /// Messages for a turn whose worker went away before it took them.
-    pub(super) lifted: Vec<(String, Reply<Steered>)>,
+    pub(super) lifted: Vec<(TurnId, String, Reply<Steered>)>,
+    /// Messages for this turn that its agent had not read when it ended, until that
+    /// is told.
+    pub(super) unread: Option<(TurnId, Vec<String>)>,
     rx: mpsc::Receiver<Command>,
     pub(super) transcript: Transcript,
     pub(super) outbox: Outgoing,
@@ -128,6 +131,7 @@ impl Actor {
             last_status,
             last_error,
             lifted: Vec::new(),
+            unread: None,
             rx,
             transcript,
             outbox: Outgoing::default(),

@@ -448,12 +448,22 @@ fn worker_gone() -> RpcError {
 
 /// Whoever waits for a response of this worker will not get one. Gives back the
 /// messages for its turn that it may not have taken.
-fn settle_pending(worker: &mut Worker) -> Vec<(String, Reply<Steered>)> {
+fn settle_pending(worker: &mut Worker) -> Vec<(TurnId, String, Reply<Steered>)> {
     let mut lifted = Vec::new();
     for (_, pending) in worker.pending.drain() {
         match pending {
-            Pending::Steer { prompt, reply } | Pending::Answered { prompt, reply, .. } => {
-                lifted.push((prompt, reply));
+            Pending::Steer {
+                turn,
+                prompt,
+                reply,
+            }
+            | Pending::Answered {
+                turn,
+                prompt,
+                reply,
+                ..
+            } => {
+                lifted.push((turn, prompt, reply));
             }
             other => other.refuse(&worker_gone()),
         }

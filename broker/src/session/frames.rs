@@ -2,8 +2,8 @@
 
 use ade_protocol::action::{Aborted, ContextUsed, Sent, Steered};
 use ade_protocol::card::Withdrawal;
-use ade_protocol::event::{ErrorCategory, Event, NoticeLevel, Origin, Via};
-use ade_protocol::frame::{ErrorFrame, FromWorker, Response, SteerOutcome, SteerResult, code};
+use ade_protocol::event::{ErrorCategory, Event, NoticeLevel, Origin};
+use ade_protocol::frame::{ErrorFrame, FromWorker, Response, SteerOutcome, code};
 use ade_protocol::rpc::RpcError;
 use ade_protocol::strict;
 use ade_protocol::{Generation, TurnId, exit};
@@ -145,16 +145,17 @@ impl Actor {
     }
 
     async fn steer(&mut self, prompt: String, reply: Reply<Steered>) {
-        let running = matches!(
+        let runs = matches!(
             self.machine.state(),
             State::Streaming | State::AwaitingCard | State::AwaitingFirstEvent
         );
+        let running = self.machine.turn().filter(|_| runs).cloned();
         let can = self
             .worker
             .as_ref()
             .is_some_and(|worker| worker.can_steer && worker.linked);
-        if running && can {
-            self.steer_worker(prompt, reply);
+        if let Some(turn) = running.filter(|_| can) {
+            self.steer_worker(turn, prompt, reply);
             return;
         }
         let queued = self.take_steer(prompt).await;
@@ -397,20 +398,33 @@ impl Actor {
                 if ending.shows_work() {
                     self.settle_answered();
                 }
+                self.note_unread(generation, &turn, &response);
                 self.input(Input::Ended(generation, turn, ending)).await;
+                self.tell_unread();
             }
             Some(Pending::Abort(Some(turn))) if self.machine.turn() == Some(&turn) => {
                 self.input(Input::AbortAnswered(generation)).await;
             }
             Some(Pending::Abort(_)) => {}
             // What a run took that is given up is not delivered.
-            Some(Pending::Steer { prompt, reply } | Pending::Answered { prompt, reply, .. })
-                if self.machine.state() == State::Cancelling =>
-            {
+            Some(
+                Pending::Steer {
+                    turn,
+                    prompt,
+                    reply,
+                }
+                | Pending::Answered {
+                    turn,
+                    prompt,
+                    reply,
+                    ..
+                },
+            ) if self.machine.state() == State::Cancelling => {
                 let id = response.request_id.clone();
                 let response = Box::new(response);
                 let answered = Pending::Answered {
                     response,
+                    turn,
                     prompt,
                     reply,
                 };
@@ -420,8 +434,20 @@ impl Actor {
                 let used = context_used(&response);
                 let _ = reply.send(used);
             }
-            Some(Pending::Steer { prompt, reply } | Pending::Answered { prompt, reply, .. }) => {
-                let steered = self.steered(&response, prompt);
+            Some(
+                Pending::Steer {
+                    turn,
+                    prompt,
+                    reply,
+                }
+                | Pending::Answered {
+                    turn,
+                    prompt,
+                    reply,
+                    ..
+                },
+            ) => {
+                let steered = self.steered(&response, &turn, prompt);
                 let _ = reply.send(steered);
             }
             Some(Pending::Plain { ask, reply }) => {
@@ -436,38 +462,6 @@ impl Actor {
                 let _ = reply.send(result);
             }
         }
-    }
-
-    /// A worker has answered to a message for the running turn. What it took is
-    /// promised once it is written down.
-    pub(super) fn steered(
-        &mut self,
-        response: &Response,
-        prompt: String,
-    ) -> Result<Steered, RpcError> {
-        let result = response
-            .result
-            .as_deref()
-            .and_then(|raw| strict::from_str::<SteerResult>(raw.get()).ok());
-        let outcome = match result {
-            Some(SteerResult { outcome }) if response.ok => outcome,
-            _ => return Err(refusal(response)),
-        };
-        let turn = self.machine.turn().cloned();
-        let event = Event::UserMessage {
-            text: prompt,
-            via: Via::Steer,
-        };
-        self.emit(turn.as_ref(), &event);
-        if !self.flush()
-            && let Some(failure) = &self.broken
-        {
-            return Err(record::refusal(failure));
-        }
-        Ok(Steered {
-            outcome,
-            turn_id: None,
-        })
     }
 }
 
@@ -498,7 +492,7 @@ fn context_used(response: &Response) -> Result<ContextUsed, RpcError> {
 }
 
 /// A response that says no, for a client.
-fn refusal(response: &Response) -> RpcError {
+pub(super) fn refusal(response: &Response) -> RpcError {
     let failure = super::start::refused(response);
     let code = crate::actions::exit_code(&failure.kind);
     RpcError::failed(&failure.kind, code, failure.message)

@@ -2,16 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use ade_protocol::action::{
-    ChatInterrupted, ChatQueue, InterruptMode, QueuedMessage, Sent, Steered,
-};
+use ade_protocol::action::{ChatInterrupted, ChatQueue, InterruptMode, QueuedMessage, Sent};
 use ade_protocol::event::{Event, NoticeLevel, TurnStatus};
-use ade_protocol::frame::{SteerOutcome, code};
+use ade_protocol::frame::code;
 use ade_protocol::rpc::RpcError;
 use ade_protocol::{TurnId, exit};
 
 use super::actor::Actor;
-use super::worker::Pending;
 use crate::clock;
 use crate::state::QueuedRow;
 use crate::turn::{Input, Interrupt, Mono, Queued, State};
@@ -238,47 +235,6 @@ impl Actor {
             turn_id,
             after,
         })
-    }
-
-    /// Settles the messages that a worker did not take before it went away:
-    /// while its turn is being recovered they wait, else they are refused.
-    pub(super) async fn settle_lifted(&mut self) {
-        for (prompt, reply) in std::mem::take(&mut self.lifted) {
-            let answer = if self.machine.is_replacing() {
-                self.take_steer(prompt).await.map(|sent| Steered {
-                    outcome: SteerOutcome::Queued,
-                    turn_id: Some(sent.turn_id),
-                })
-            } else {
-                let message = "the worker went away before it took the message";
-                Err(RpcError::failed("worker_gone", exit::FAILED, message))
-            };
-            // Whoever asked may have left.
-            let _ = reply.send(answer);
-        }
-    }
-
-    /// Tells of messages for the turn that were answered while it was not known
-    /// whether it goes on with its worker: it does, or ended with it.
-    pub(super) fn settle_answered(&mut self) {
-        let Some(worker) = &mut self.worker else {
-            return;
-        };
-        let answered = worker
-            .pending
-            .extract_if(|_, pending| matches!(pending, Pending::Answered { .. }));
-        let answered: Vec<Pending> = answered.map(|(_, pending)| pending).collect();
-        for pending in answered {
-            if let Pending::Answered {
-                response,
-                prompt,
-                reply,
-            } = pending
-            {
-                let steered = self.steered(&response, prompt);
-                let _ = reply.send(steered);
-            }
-        }
     }
 
     /// Tells that nothing was heard for long. Nothing else happens for it.

@@ -133,7 +133,7 @@ impl Actor {
         }
         self.last_status = Some(status);
         self.last_error = failure.as_ref().map(|failure| failure.message.clone());
-        let mut events = Vec::new();
+        let mut events = self.unread_at_end(turn);
         if let Some(failure) = failure {
             let detail = match &failure.detail {
                 Some(detail) => format!("kind: {}\n{detail}", failure.kind),

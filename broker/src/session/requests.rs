@@ -163,12 +163,17 @@ impl Actor {
     }
 
     /// Puts a message into the running turn, or queues it.
-    pub(super) fn steer_worker(&mut self, prompt: String, reply: Reply<Steered>) {
+    pub(super) fn steer_worker(&mut self, turn: TurnId, prompt: String, reply: Reply<Steered>) {
         let request = Request::new(Prompt {
             prompt: prompt.clone(),
         });
         let id = request.request_id.clone();
-        let (frame, pending) = (ToWorker::Steer(request), Pending::Steer { prompt, reply });
+        let frame = ToWorker::Steer(request);
+        let pending = Pending::Steer {
+            turn,
+            prompt,
+            reply,
+        };
         if let Some(unasked) = self.tell(&frame, id, Some(bound::STEER), pending) {
             let message = "the worker does not take messages now";
             unasked.refuse(&RpcError::failed(code::NOT_READY, exit::FAILED, message));

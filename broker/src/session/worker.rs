@@ -65,8 +65,9 @@ pub(super) enum Pending {
     Send(TurnId),
     /// How full the context is.
     Context(Reply<ContextUsed>),
-    /// A message into the running turn.
+    /// A message into this turn.
     Steer {
+        turn: TurnId,
         prompt: String,
         reply: Reply<Steered>,
     },
@@ -74,6 +75,7 @@ pub(super) enum Pending {
     /// known when that is.
     Answered {
         response: Box<Response>,
+        turn: TurnId,
         prompt: String,
         reply: Reply<Steered>,
     },

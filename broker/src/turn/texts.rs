@@ -180,6 +180,28 @@ pub(crate) fn dropped_by_recovery(prompt: &str) -> String {
     unsent(DROPPED_BY_RECOVERY, prompt)
 }
 
+/// A steer that the worker took and its agent had not read when its run ended;
+/// `replaced`: the turn goes on with another worker, if it does.
+pub(crate) fn steer_unread(replaced: bool, text: &str) -> String {
+    let when = if replaced {
+        "its worker was replaced"
+    } else {
+        "the turn ended"
+    };
+    let why = format!(
+        "The agent had not read your message for this turn when {when}. Send it again if you \
+         still want it."
+    );
+    unsent(&why, text)
+}
+
+/// A steer whose worker said that it took it only when its turn was over.
+pub(crate) fn steer_told_late(prompt: &str) -> String {
+    let why = "Your message for a turn was taken by the agent as that turn ended. Whether the agent \
+               read it is not known: see what it did before you send it again.";
+    unsent(why, prompt)
+}
+
 /// Why a message was dropped that a message in the running turn's place had
 /// cleared.
 pub(super) const CLEARED: &str = "Your waiting message was cleared by a message that took the \

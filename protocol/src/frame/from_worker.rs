@@ -303,6 +303,20 @@ pub struct SendResult {
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Messages for this turn that were taken (`steer`) and that the agent had not
+    /// read when it ended: it will never read them. In the order in which they were
+    /// taken, each by its first [`SendResult::UNDELIVERED_CHARS`] characters, at
+    /// most [`SendResult::MAX_UNDELIVERED`]. Whoever does not know it says nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub undelivered: Vec<String>,
+}
+
+impl SendResult {
+    /// Messages that [`SendResult::undelivered`] names at most; what stands behind
+    /// them is not looked at.
+    pub const MAX_UNDELIVERED: usize = 256;
+    /// Characters of each of them.
+    pub const UNDELIVERED_CHARS: usize = 2_000;
 }
 
 /// How a turn ended, by the worker's word.

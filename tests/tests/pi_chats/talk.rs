@@ -11,7 +11,7 @@ use ade_leases::record::OwnerKind;
 use ade_tests::ade::wait_dead;
 use ade_tests::pi::{PiAde, answer, bash, next, next_card, one_branch, session_lines, status_of};
 use ade_tests::rpc::{text_of, types_of};
-use ade_tests::turns::{lease_file, of_type};
+use ade_tests::turns::{lease_file, of_turn, of_type};
 use serde_json::{Value, json};
 
 use crate::{HELLO, SOON};
@@ -211,6 +211,42 @@ fn a_message_during_a_turn_joins_it_or_waits() {
             ["later", "send"]
         ])
     );
+}
+
+/// Steers that wait behind a command are forgotten when the turn is aborted: Pi
+/// never sends them to the model, and the chat says so.
+#[test]
+fn steers_behind_a_command_that_is_aborted_are_told_to_be_unread() {
+    let pi = PiAde::serve();
+    let chat = pi.chat("lane", "fake/fake-text", "full-auto");
+    let (mut rpc, turn) = pi.send(&chat, &bash("sleep 300"));
+    let sleep = pi.wait_command("sleep 300");
+    for prompt in ["and this", "and that"] {
+        let steered = json!({"sessionId": chat, "prompt": prompt});
+        assert_eq!(rpc.call("chat.steer", steered)["outcome"], "queued");
+    }
+    rpc.call("chat.abort", json!({"sessionId": chat}));
+    assert_eq!(status_of(&rpc.until_done(&turn)), "interrupted");
+    wait_dead(sleep);
+    pi.completed(&chat, "hello");
+    let heard = pi.contexts();
+    let last = heard.last().unwrap();
+    assert_eq!(last.last().unwrap(), "hello");
+    let reached = |prompt: &str| heard.iter().flatten().any(|text| text == prompt);
+    assert!(!reached("and this") && !reached("and that"), "{heard:?}");
+
+    let events = of_turn(&pi.ade.checked_transcript(&chat), &turn);
+    for prompt in ["and this", "and that"] {
+        let messages = of_type(&events, "user_message");
+        let said = messages.iter().filter(|event| event["text"] == prompt);
+        assert_eq!(said.count(), 1, "{prompt}");
+        let notices = of_type(&events, "notice");
+        let told = notices.iter().filter_map(|event| event["message"].as_str());
+        let named = told.filter(|told| told.contains("had not read") && told.contains(prompt));
+        assert_eq!(named.count(), 1, "{prompt}: {notices:?}");
+    }
+    let (shown, _) = pi.ade.expect_code(0, &["chat", "show", &chat]);
+    assert_eq!(shown.matches("had not read").count(), 2, "{shown}");
 }
 
 #[test]

@@ -283,6 +283,8 @@ impl Session {
                 stop_reason: Some("aborted".into()),
                 usage: None,
                 error: None,
+                // What the agent had read by then nobody knows.
+                undelivered: Vec::new(),
             };
             self.turn_ends(Response::ok(pending.id, &result));
         }

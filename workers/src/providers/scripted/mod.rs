@@ -83,6 +83,12 @@ struct Opened {
 struct Running {
     stop: Option<Stop>,
     aborters: Vec<RequestId>,
+    /// Messages for it are taken and not read: these. As many as a test sends.
+    unread: Option<Vec<String>>,
+    /// Nothing is said of that.
+    silent: bool,
+    /// Messages for it are answered behind its end: these.
+    late: Option<Vec<RequestId>>,
 }
 
 /// Why a step ends early.
@@ -288,12 +294,28 @@ impl Host {
     }
 
     fn steer(&mut self, id: RequestId, prompt: &str) {
-        if self.running.is_none() {
+        let Some(running) = &mut self.running else {
             self.refuse(
                 id,
                 "no_turn",
                 "no turn is running; send the message as a turn of its own",
             );
+            return;
+        };
+        let (unread, silent) = (running.unread.as_mut(), running.silent);
+        let is_unread = unread
+            .map(|unread| unread.push(prompt.to_owned()))
+            .is_some();
+        if let Some(late) = &mut running.late {
+            late.push(id);
+        } else {
+            // First: what it does then is an answer to a message that is known.
+            self.took(id);
+        }
+        if is_unread {
+            if !silent {
+                self.say("kept");
+            }
             return;
         }
         if let Some(store) = self
@@ -303,15 +325,13 @@ impl Host {
         {
             store.user(prompt);
         }
-        // First: what it does then is an answer to a message that is known.
-        self.answer(
-            id,
-            &SteerResult {
-                outcome: SteerOutcome::Delivered,
-            },
-        );
         let text = format!("steered: {prompt}");
         self.say(&text);
+    }
+
+    fn took(&mut self, id: RequestId) {
+        let outcome = SteerOutcome::Delivered;
+        self.answer(id, &SteerResult { outcome });
     }
 
     /// Ends the host, a running turn with its own response first.

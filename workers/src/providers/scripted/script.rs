@@ -73,6 +73,17 @@ pub(super) enum Step {
     Turnless,
     /// `!stop-reading`
     StopReading,
+    /// `!steers unread|unread-silent|late|unread-late`: what this turn does with
+    /// messages for it. It takes them and reads none; it answers them only behind its
+    /// own end.
+    Steers {
+        /// None is read.
+        unread: bool,
+        /// Nothing is said of it.
+        silent: bool,
+        /// The answers are late.
+        late: bool,
+    },
     /// `!recall`
     Recall,
     /// `!file TEXT`: an answer in the session file of which nothing is told.
@@ -160,6 +171,11 @@ fn step(line: &str, recovery: bool) -> Result<Step, String> {
         "long-tool" => Step::LongTool(millis(0)?),
         "turnless" => Step::Turnless,
         "stop-reading" => Step::StopReading,
+        "steers" => Step::Steers {
+            unread: rest.starts_with("unread"),
+            silent: rest.ends_with("silent"),
+            late: rest.ends_with("late"),
+        },
         "recall" => Step::Recall,
         "file" => Step::File(text()),
         _ => return Err(format!("there is no step !{name}")),

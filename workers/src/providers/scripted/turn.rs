@@ -95,6 +95,11 @@ impl Host {
             store.assistant(&spoken.text, stop_reason);
         }
         let stop_reason = Some(stop_reason.to_owned());
+        let unread = self
+            .running
+            .as_mut()
+            .and_then(|running| running.unread.take());
+        let undelivered = unread.unwrap_or_default();
         self.lifecycle(if error.is_some() {
             "prompt_failed"
         } else {
@@ -107,9 +112,14 @@ impl Host {
                 stop_reason,
                 usage: spoken.usage,
                 error,
+                undelivered,
             },
         );
-        for aborter in self.running.take().unwrap_or_default().aborters {
+        let running = self.running.take().unwrap_or_default();
+        for steer in running.late.unwrap_or_default() {
+            self.took(steer);
+        }
+        for aborter in running.aborters {
             self.lifecycle("aborted");
             self.answer(aborter, &());
         }
@@ -168,6 +178,17 @@ impl Host {
             Step::Error(text) => return Ended::Failed(text),
             Step::StaleToken => return Ended::Failed(stale_token()),
             Step::SlowAbort(time, word) => self.slow_abort = (time, word),
+            Step::Steers {
+                unread,
+                silent,
+                late,
+            } => {
+                if let Some(running) = &mut self.running {
+                    running.silent = silent;
+                    running.unread = unread.then(Vec::new);
+                    running.late = late.then(Vec::new);
+                }
+            }
             Step::Forget => {
                 if let Some(store) = self.store() {
                     store.forget();
