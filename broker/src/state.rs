@@ -30,6 +30,7 @@ mod put_back;
 mod rows;
 mod schema;
 mod sessions;
+mod steers;
 mod turns;
 
 #[cfg(test)]
@@ -48,6 +49,7 @@ pub use deaths::Death;
 pub use handle::StateHandle;
 pub(crate) use put_back::files_of;
 pub use rows::{CardRow, Flags, QueuedRow, SessionRow, Settled, TurnRow};
+pub use steers::SteerRow;
 
 use crate::{files, limits};
 

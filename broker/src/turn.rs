@@ -69,7 +69,9 @@ use ade_protocol::{Generation, TurnId};
 
 pub use again::{ENDED_BY_USER, SENT};
 pub use machine::Machine;
-pub(crate) use texts::{dropped_by_recovery, steer_told_late, steer_unread, unsent};
+pub(crate) use texts::{
+    dropped_by_recovery, steer_refused, steer_told_late, steer_unknown, steer_unread, unsent,
+};
 
 /// Time since any fixed moment, on a clock that does not jump.
 pub type Mono = Duration;

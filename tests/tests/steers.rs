@@ -287,3 +287,114 @@ fn a_steer_that_a_silent_worker_had_not_read_is_told_of_in_the_turn_that_goes_on
         "{told:?}"
     );
 }
+
+/// A chat in a turn of these steps whose broker died before it heard whether the agent
+/// took the message, which it did; the chat and the turn.
+fn unheard(steps: &str) -> (Ade, String, String) {
+    let (mut ade, mut rpc, chat, turn) = hanging(&format!("!steers late\n!emit on\n{steps}"));
+    let asked = json!({"sessionId": chat, "prompt": "and this"});
+    let client = std::thread::spawn(move || drop(rpc.try_call("chat.steer", asked)));
+    ade.wait_transcript(&chat, "the agent has it", |lines| {
+        naming(lines, Some(&turn), "steered: and this") == ["text"]
+    });
+    ade.kill_broker();
+    // Its connection is gone, and that is no news.
+    let _ = client.join();
+    (ade, chat, turn)
+}
+
+/// Messages for a turn that `state.db` holds still.
+fn on_their_way(ade: &Ade) -> i64 {
+    let db = rusqlite::Connection::open(ade.home().join("state.db")).expect("state.db");
+    let sql = "SELECT count(*) FROM steers";
+    db.query_row(sql, [], |row| row.get(0)).expect("a number")
+}
+
+#[test]
+fn a_steer_that_was_taken_while_no_broker_was_there_stands_in_its_turn_once() {
+    let (mut ade, chat, turn) = unheard("!delay 1500\n!answer\n!file answered");
+    wait_true("the agent answers", || {
+        !ade.files_with("answered").is_empty()
+    });
+    assert_eq!(on_their_way(&ade), 1);
+    ade.serve();
+    ade.wait_transcript(&chat, "it is told", |lines| {
+        naming(lines, Some(&turn), "and this") == ["text", "user_message"]
+    });
+    ade.rpc().call("chat.abort", json!({"sessionId": chat}));
+    ade.wait_done(&chat, &turn);
+    let lines = ade.checked_transcript(&chat);
+    assert_eq!(
+        naming(&lines, Some(&turn), "and this"),
+        ["text", "user_message"]
+    );
+    assert_eq!(naming(&lines, None, "and this"), [""; 0]);
+    assert_eq!(on_their_way(&ade), 0);
+}
+
+#[test]
+fn a_steer_whose_answer_the_next_broker_hears_behind_its_turn_has_one_notice() {
+    let (mut ade, chat, turn) = unheard("");
+    ade.serve();
+    ade.wait_state(&chat, "streaming");
+    ade.rpc().call("chat.abort", json!({"sessionId": chat}));
+    ade.wait_done(&chat, &turn);
+    assert_eq!(text_of(&ade.turn(&chat, "next")), "You said: next");
+    let lines = ade.checked_transcript(&chat);
+    assert_eq!(naming(&lines, Some(&turn), "and this"), ["text"]);
+    assert_eq!(naming(&lines, None, "and this"), ["notice"]);
+    assert_eq!(on_their_way(&ade), 0);
+}
+
+#[test]
+fn a_steer_of_which_nothing_is_known_any_more_has_a_notice_that_says_so() {
+    let (mut ade, mut rpc, chat, turn) = hanging("!steers late");
+    let asked = json!({"sessionId": chat, "prompt": "and this"});
+    let client = std::thread::spawn(move || drop(rpc.try_call("chat.steer", asked)));
+    wait_true("it is on its way", || on_their_way(&ade) == 1);
+    ade.kill_all_with_broker();
+    let _ = client.join();
+    for _ in 0..2 {
+        ade.serve();
+        ade.wait_done(&chat, &turn);
+        let lines = ade.wait_transcript(&chat, "it is told", |lines| {
+            !naming(lines, None, "and this").is_empty()
+        });
+        let told = of_type(&lines, "notice");
+        let known = told[0]["message"].as_str().expect("a text");
+        assert!(known.contains("nothing is known"), "{told:?}");
+        ade.kill_broker();
+    }
+    ade.serve();
+    let next = ade.turn(&chat, "next");
+    assert_eq!(text_of(&next), "You said: next");
+    let lines = ade.checked_transcript(&chat);
+    assert_eq!(naming(&lines, None, "and this"), ["notice"]);
+    assert_eq!(on_their_way(&ade), 0);
+}
+
+/// The message is in the transcript, and the broker dies before its row is off the
+/// disk.
+#[test]
+fn a_steer_that_stands_in_the_transcript_is_not_told_once_more() {
+    let (mut ade, mut rpc, chat, turn) = hanging("!delay 1");
+    steer(&mut rpc, &chat, "and this");
+    ade.kill_broker();
+    let db = rusqlite::Connection::open(ade.home().join("state.db")).expect("state.db");
+    let sql = "INSERT INTO steers (session_id, request_id, turn_id, prompt, after_sequence)
+               VALUES (?1, 'r', ?2, 'and this', 0)";
+    assert_eq!(db.execute(sql, [&chat, &turn]).expect("a row"), 1);
+    drop(db);
+    ade.serve();
+    ade.wait_state(&chat, "streaming");
+    ade.rpc().call("chat.abort", json!({"sessionId": chat}));
+    ade.wait_done(&chat, &turn);
+    let lines = ade.checked_transcript(&chat);
+    let mut naming = [
+        naming(&lines, Some(&turn), "and this"),
+        naming(&lines, None, "and this"),
+    ];
+    naming[0].sort_unstable();
+    assert_eq!(naming, [vec!["text", "user_message"], vec![]]);
+    assert_eq!(on_their_way(&ade), 0);
+}

@@ -139,6 +139,12 @@ impl Requests {
         Some(self.open.remove(index))
     }
 
+    /// The ids of those of a kind.
+    pub(crate) fn open_of(&self, kind: &Kind) -> Vec<RequestId> {
+        let of = self.open.iter().filter(|open| open.kind == *kind);
+        of.map(|open| open.id.clone()).collect()
+    }
+
     /// Puts back what was taken and turned out not to be answered.
     pub(crate) fn put_back(&mut self, pending: Pending) {
         self.open.push(pending);

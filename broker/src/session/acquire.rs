@@ -149,6 +149,7 @@ impl Actor {
             .is_none_or(|starting| starting.epoch != epoch)
         {
             self.cancelled_starts = self.cancelled_starts.saturating_sub(1);
+            self.settle_left_steers(None).await;
             // A takeover that was cancelled leaves answers to its worker's cards.
             self.settle_legacy_cards(&BTreeSet::new()).await;
             // It was cancelled, but had succeeded in the same moment.
@@ -182,6 +183,7 @@ impl Actor {
                 }
             }
             Err(failure) if takeover => {
+                self.settle_left_steers(None).await;
                 self.settle_legacy_cards(&BTreeSet::new()).await;
                 self.input(Input::TakeoverFailed(failure)).await;
             }

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ade_protocol::action::Steered;
 use ade_protocol::card::Withdrawal;
 use ade_protocol::event::{Event, TurnStatus};
 use ade_protocol::{Generation, RequestId, Seq, TurnId};
@@ -15,15 +14,16 @@ use super::acquire::Starting;
 use super::depart::{Departing, Leave};
 use super::legacy::LegacyCards;
 use super::record::{Owed, RETRY};
+use super::steers::Lifted;
 use super::view::placeholder;
 use super::worker::{News, Worker, from_worker};
-use super::{Command, Left, Reply, View};
+use super::{Command, Left, View};
 use crate::budget::Budget;
 use crate::cards::Cards;
 use crate::clock;
 use crate::hub::Outgoing;
 use crate::shared::Shared;
-use crate::state::SessionRow;
+use crate::state::{SessionRow, SteerRow};
 use crate::transcript::{Transcript, TranscriptError};
 use crate::turn::{Effect, Failure, Input, Machine, Mono, State};
 
@@ -60,7 +60,10 @@ pub(super) struct Actor {
     pub(super) last_status: Option<TurnStatus>,
     pub(super) last_error: Option<String>,
     /// Messages for a turn whose worker went away before it took them.
-    pub(super) lifted: Vec<(TurnId, String, Reply<Steered>)>,
+    pub(super) lifted: Vec<Lifted>,
+    /// Messages for a turn of which the last broker had not heard what became of
+    /// them, until the worker has told.
+    pub(super) left_steers: Vec<SteerRow>,
     /// Messages for this turn that its agent had not read when it ended, until that
     /// is told.
     pub(super) unread: Option<(TurnId, Vec<String>)>,
@@ -132,6 +135,7 @@ impl Actor {
             last_error,
             lifted: Vec::new(),
             unread: None,
+            left_steers: Vec::new(),
             rx,
             transcript,
             outbox: Outgoing::default(),
@@ -178,6 +182,7 @@ impl Actor {
         let mut batch = Vec::new();
         self.load_queue().await;
         self.load_cleared().await;
+        self.load_steers().await;
         // What a takeover began with.
         self.tell_settled().await;
         self.flush();
@@ -200,7 +205,7 @@ impl Actor {
                 () = until(deadline) => self.deadline().await,
             }
             if self.machine.state() != State::Cancelling {
-                self.settle_answered();
+                self.settle_answered().await;
             }
             self.settle_lifted().await;
             self.flush();

@@ -102,6 +102,10 @@ pub(super) struct Resumed {
     pub(super) last: Option<TurnId>,
     /// Whether anything of the running turn was seen.
     pub(super) seen: bool,
+    /// Messages for the last turn that its agent took.
+    pub(super) steers_taken: Vec<RequestId>,
+    /// Those that are not answered yet.
+    pub(super) steers_open: Vec<RequestId>,
     /// Cards that wait for an answer.
     pub(super) open_cards: BTreeSet<RequestId>,
 }
@@ -163,6 +167,8 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
                     running: state.turn_id,
                     last: state.last_turn_id,
                     seen: state.seen_event,
+                    steers_taken: state.steers_taken,
+                    steers_open: state.steers_open,
                     open_cards: state.open_cards.into_iter().collect(),
                 }),
             }))

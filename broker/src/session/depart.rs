@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use ade_leases::process::{self, ProcessIdentity, Signal, Target};
-use ade_protocol::action::Steered;
 use ade_protocol::event::{ErrorCategory, Event, NoticeLevel};
 use ade_protocol::frame::{Attach, Empty, FromWorker, Lifecycle, Request, ToWorker, code};
 use ade_protocol::rpc::RpcError;
@@ -19,8 +18,9 @@ use tokio_util::sync::CancellationToken;
 use super::actor::Actor;
 use super::escort::Escort;
 use super::start::Plan;
+use super::steers::Lifted;
 use super::worker::{Pending, Worker};
-use super::{Command, Reply, evidence, report};
+use super::{Command, evidence, report};
 use crate::clock;
 use crate::link::{Connection, Link, LinkIn};
 use crate::spawn::Exit;
@@ -448,9 +448,9 @@ fn worker_gone() -> RpcError {
 
 /// Whoever waits for a response of this worker will not get one. Gives back the
 /// messages for its turn that it may not have taken.
-fn settle_pending(worker: &mut Worker) -> Vec<(TurnId, String, Reply<Steered>)> {
+fn settle_pending(worker: &mut Worker) -> Vec<Lifted> {
     let mut lifted = Vec::new();
-    for (_, pending) in worker.pending.drain() {
+    for (id, pending) in worker.pending.drain() {
         match pending {
             Pending::Steer {
                 turn,
@@ -463,7 +463,12 @@ fn settle_pending(worker: &mut Worker) -> Vec<(TurnId, String, Reply<Steered>)> 
                 reply,
                 ..
             } => {
-                lifted.push((turn, prompt, reply));
+                lifted.push(Lifted {
+                    id,
+                    turn,
+                    prompt,
+                    reply,
+                });
             }
             other => other.refuse(&worker_gone()),
         }

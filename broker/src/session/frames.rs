@@ -155,7 +155,7 @@ impl Actor {
             .as_ref()
             .is_some_and(|worker| worker.can_steer && worker.linked);
         if let Some(turn) = running.filter(|_| can) {
-            self.steer_worker(turn, prompt, reply);
+            self.steer_worker(turn, prompt, reply).await;
             return;
         }
         let queued = self.take_steer(prompt).await;
@@ -396,9 +396,9 @@ impl Actor {
                     self.death(failure, false).await;
                 }
                 if ending.shows_work() {
-                    self.settle_answered();
+                    self.settle_answered().await;
                 }
-                self.note_unread(generation, &turn, &response);
+                self.note_unread(generation, &turn, &response).await;
                 self.input(Input::Ended(generation, turn, ending)).await;
                 self.tell_unread();
             }
@@ -447,8 +447,7 @@ impl Actor {
                     ..
                 },
             ) => {
-                let steered = self.steered(&response, &turn, prompt);
-                let _ = reply.send(steered);
+                self.steer_answered(&response, &turn, prompt, reply).await;
             }
             Some(Pending::Plain { ask, reply }) => {
                 let result = if response.ok {

@@ -127,6 +127,7 @@ impl Actor {
             worker.acked = resumed.taken;
         }
         let answered = self.legacy_cards.answered();
+        self.settle_left_steers(Some(resumed)).await;
         self.settle_legacy_cards(&resumed.open_cards).await;
         let turn = self.machine.turn().cloned();
         if resumed.running.is_some() && resumed.running != turn {

@@ -162,22 +162,51 @@ impl Actor {
         None
     }
 
-    /// Puts a message into the running turn, or queues it.
-    pub(super) fn steer_worker(&mut self, turn: TurnId, prompt: String, reply: Reply<Steered>) {
-        let request = Request::new(Prompt {
+    /// Puts a message into the running turn. It is on disk before it is sent: of one
+    /// whose answer this broker does not live to hear, the next one must tell.
+    pub(super) async fn steer_worker(
+        &mut self,
+        turn: TurnId,
+        prompt: String,
+        reply: Reply<Steered>,
+    ) {
+        let body = Prompt {
             prompt: prompt.clone(),
-        });
+        };
+        let request = Request::new(body);
         let id = request.request_id.clone();
+        if let Err(error) = self.note_steer(&id, &turn, &prompt).await {
+            // Whoever asked may have left.
+            let _ = reply.send(Err(error));
+            return;
+        }
         let frame = ToWorker::Steer(request);
         let pending = Pending::Steer {
             turn,
             prompt,
             reply,
         };
-        if let Some(unasked) = self.tell(&frame, id, Some(bound::STEER), pending) {
+        if let Some(unasked) = self.tell(&frame, id.clone(), Some(bound::STEER), pending) {
+            self.forget_steer(&id).await;
             let message = "the worker does not take messages now";
             unasked.refuse(&RpcError::failed(code::NOT_READY, exit::FAILED, message));
         }
+    }
+
+    /// Waits for the answer to a message of another broker's.
+    pub(super) fn await_steer(&mut self, id: RequestId, turn: TurnId, prompt: String) {
+        let Some(worker) = &mut self.worker else {
+            return;
+        };
+        // Nobody is there who asked.
+        let (reply, _) = tokio::sync::oneshot::channel();
+        let pending = Pending::Steer {
+            turn,
+            prompt,
+            reply,
+        };
+        worker.pending.insert(id.clone(), pending);
+        self.watch_request(id, bound::STEER);
     }
 
     /// Passes a request through.

@@ -210,6 +210,8 @@ fn resumed() -> Resumed {
         running: None,
         last: None,
         seen: false,
+        steers_taken: Vec::new(),
+        steers_open: Vec::new(),
         open_cards: std::collections::BTreeSet::new(),
     }
 }

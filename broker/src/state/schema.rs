@@ -99,6 +99,17 @@ const MIGRATIONS: &[&str] = &[
     ) STRICT;
     CREATE INDEX deaths_of_session ON deaths (session_id);
 ",
+    "
+    CREATE TABLE steers (
+        place INTEGER PRIMARY KEY AUTOINCREMENT,
+        session_id TEXT NOT NULL REFERENCES sessions,
+        request_id TEXT NOT NULL UNIQUE,
+        turn_id TEXT NOT NULL,
+        prompt TEXT NOT NULL,
+        after_sequence INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX steers_of_session ON steers (session_id, place);
+",
 ];
 
 fn known() -> i64 {

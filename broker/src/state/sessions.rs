@@ -184,6 +184,7 @@ impl State {
                 "DELETE FROM queue WHERE session_id = ?1",
                 "DELETE FROM cards WHERE session_id = ?1",
                 "DELETE FROM deaths WHERE session_id = ?1",
+                "DELETE FROM steers WHERE session_id = ?1",
             ] {
                 state.execute("delete a session", sql, id)?;
             }

@@ -202,6 +202,20 @@ pub(crate) fn steer_told_late(prompt: &str) -> String {
     unsent(why, prompt)
 }
 
+/// A steer of which nobody lived to hear whether the agent took it.
+pub(crate) fn steer_unknown(prompt: &str) -> String {
+    let why = "It was not heard whether the agent took your message for the running turn, and \
+               nothing is known of it: see what the agent did before you send it again.";
+    unsent(why, prompt)
+}
+
+/// A steer that was refused when nobody was there any more who had sent it.
+pub(crate) fn steer_refused(prompt: &str) -> String {
+    let why = "Your message for the running turn was not taken by the agent. Send it again if you \
+               still want it.";
+    unsent(why, prompt)
+}
+
 /// Why a message was dropped that a message in the running turn's place had
 /// cleared.
 pub(super) const CLEARED: &str = "Your waiting message was cleared by a message that took the \

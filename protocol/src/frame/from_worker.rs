@@ -62,6 +62,13 @@ pub struct WorkerState {
     /// Whether anything of that turn was seen.
     #[serde(default)]
     pub seen_event: bool,
+    /// Requests `steer` of that turn that its agent has taken: a broker may have died
+    /// before it heard so. At most [`WorkerState::MAX_STEERS`], the newest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steers_taken: Vec<RequestId>,
+    /// Those that are not answered yet: their response comes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steers_open: Vec<RequestId>,
     /// Cards that wait for an answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub open_cards: Vec<RequestId>,
@@ -77,6 +84,11 @@ pub struct WorkerState {
     /// The stage of the stop ladder it is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopping: Option<String>,
+}
+
+impl WorkerState {
+    /// Requests that [`WorkerState::steers_taken`] names at most.
+    pub const MAX_STEERS: usize = 256;
 }
 
 /// Progress of a process.

@@ -365,6 +365,13 @@ impl Session {
                 self.init_failed(code, message, response.detail.clone());
             }
             Kind::Send(_) => self.turn_ends(response),
+            Kind::Steer if response.ok => {
+                if self.steers_taken.len() == ade_protocol::frame::WorkerState::MAX_STEERS {
+                    self.steers_taken.pop_front();
+                }
+                self.steers_taken.push_back(response.request_id.clone());
+                self.respond(response, Weight::Answers);
+            }
             Kind::SetModel | Kind::SetThinking if response.ok => {
                 let text = response.result.as_deref().map_or("null", RawValue::get);
                 self.ready = strict::from_str(text).ok().or(self.ready.take());

@@ -211,6 +211,7 @@ impl Session {
         if self.forward(request, Kind::Send(turn_id.clone()), line) {
             self.link.out.turn_begins();
             self.last_turn = Some(turn_id.clone());
+            self.steers_taken.clear();
             self.hidden.stir(Instant::now());
             self.turn = Some(Turn {
                 id: turn_id,

@@ -13,7 +13,7 @@ mod file;
 mod leasing;
 mod signals;
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::future::pending;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ use crate::ladder::Ladder;
 use crate::link::{Link, LinkEvent};
 use crate::mask::Masker;
 use crate::outbox::Weight;
-use crate::pending::Requests;
+use crate::pending::{Kind, Requests};
 use crate::providers::Mapper;
 use crate::tail::Tail;
 use crate::tree;
@@ -99,6 +99,9 @@ pub(crate) struct Session {
     last_turn: Option<TurnId>,
     /// Whether anything of a turn that has ended was seen.
     last_seen: bool,
+    /// Steers that the agent took in the last turn, the newest
+    /// [`WorkerState::MAX_STEERS`].
+    steers_taken: VecDeque<RequestId>,
     cards: Cards,
     mapper: Mapper,
     masker: Masker,
@@ -175,6 +178,7 @@ impl Session {
             turn: None,
             last_turn: None,
             last_seen: false,
+            steers_taken: VecDeque::new(),
             cards: Cards::default(),
             mapper: Mapper::new(&boot.provider, boot.generation),
             masker,
@@ -282,6 +286,8 @@ impl Session {
                 turn_id: self.turn.as_ref().map(|turn| turn.id.clone()),
                 last_turn_id: self.last_turn.clone(),
                 seen_event: self.turn.as_ref().map_or(self.last_seen, |turn| turn.seen),
+                steers_taken: self.steers_taken.iter().cloned().collect(),
+                steers_open: self.requests.open_of(&Kind::Steer),
                 open_cards: (self.cards.open().iter())
                     .map(|card| card.request_id.clone())
                     .collect(),

@@ -70,6 +70,7 @@ fn a_queue_of_an_older_schema_has_no_steers_and_new_ones_are_kept() {
                ALTER TABLE sessions DROP COLUMN replaced_agent;
                ALTER TABLE sessions DROP COLUMN agent_told;
                DROP TABLE deaths;
+               DROP TABLE steers;
                INSERT INTO queue (session_id, turn_id, prompt, queued_at)
                VALUES ('s', 't1', 'prompt t1', 't');
                PRAGMA user_version = 3;";

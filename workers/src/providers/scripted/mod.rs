@@ -329,6 +329,12 @@ impl Host {
         self.say(&text);
     }
 
+    fn took_all(&mut self, late: Option<Vec<RequestId>>) {
+        for steer in late.unwrap_or_default() {
+            self.took(steer);
+        }
+    }
+
     fn took(&mut self, id: RequestId) {
         let outcome = SteerOutcome::Delivered;
         self.answer(id, &SteerResult { outcome });

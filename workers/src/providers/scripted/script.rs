@@ -84,6 +84,8 @@ pub(super) enum Step {
         /// The answers are late.
         late: bool,
     },
+    /// `!answer`: the late answers are given now.
+    Answer,
     /// `!recall`
     Recall,
     /// `!file TEXT`: an answer in the session file of which nothing is told.
@@ -176,6 +178,7 @@ fn step(line: &str, recovery: bool) -> Result<Step, String> {
             silent: rest.ends_with("silent"),
             late: rest.ends_with("late"),
         },
+        "answer" => Step::Answer,
         "recall" => Step::Recall,
         "file" => Step::File(text()),
         _ => return Err(format!("there is no step !{name}")),

@@ -116,9 +116,7 @@ impl Host {
             },
         );
         let running = self.running.take().unwrap_or_default();
-        for steer in running.late.unwrap_or_default() {
-            self.took(steer);
-        }
+        self.took_all(running.late);
         for aborter in running.aborters {
             self.lifecycle("aborted");
             self.answer(aborter, &());
@@ -188,6 +186,10 @@ impl Host {
                     running.unread = unread.then(Vec::new);
                     running.late = late.then(Vec::new);
                 }
+            }
+            Step::Answer => {
+                let late = self.running.as_mut().map(|running| running.late.take());
+                self.took_all(late.flatten());
             }
             Step::Forget => {
                 if let Some(store) = self.store() {
