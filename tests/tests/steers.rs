@@ -310,17 +310,19 @@ fn on_their_way(ade: &Ade) -> i64 {
     db.query_row(sql, [], |row| row.get(0)).expect("a number")
 }
 
-#[test]
-fn a_steer_that_was_taken_while_no_broker_was_there_stands_in_its_turn_once() {
+/// Its agent answers before the next broker comes, or after that has taken over.
+fn stands_once(waits: bool) {
     let (mut ade, chat, turn) = unheard("!delay 1500\n!answer\n!file answered");
-    wait_true("the agent answers", || {
-        !ade.files_with("answered").is_empty()
-    });
+    let answer = r#""text":"answered""#;
+    if waits {
+        wait_true("the agent answers", || !ade.files_with(answer).is_empty());
+    }
     assert_eq!(on_their_way(&ade), 1);
     ade.serve();
     ade.wait_transcript(&chat, "it is told", |lines| {
         naming(lines, Some(&turn), "and this") == ["text", "user_message"]
     });
+    wait_true("the agent goes on", || !ade.files_with(answer).is_empty());
     ade.rpc().call("chat.abort", json!({"sessionId": chat}));
     ade.wait_done(&chat, &turn);
     let lines = ade.checked_transcript(&chat);
@@ -330,6 +332,16 @@ fn a_steer_that_was_taken_while_no_broker_was_there_stands_in_its_turn_once() {
     );
     assert_eq!(naming(&lines, None, "and this"), [""; 0]);
     assert_eq!(on_their_way(&ade), 0);
+}
+
+#[test]
+fn a_steer_that_was_taken_while_no_broker_was_there_stands_in_its_turn_once() {
+    stands_once(true);
+}
+
+#[test]
+fn a_steer_that_is_taken_when_the_next_broker_is_there_stands_in_its_turn_once() {
+    stands_once(false);
 }
 
 #[test]

@@ -231,3 +231,32 @@ async fn lines_of_a_broker_that_are_no_frames_are_told_and_skipped() {
     let message = version["error"].as_str().unwrap();
     assert!(message.contains('9') && message.contains('2'), "{message}");
 }
+
+/// The answer may have got lost with the broker that asked.
+#[tokio::test]
+async fn the_next_broker_is_told_which_steers_the_agent_took() {
+    let mut rig = Rig::scripted();
+    rig.ready().await;
+    let turn = rig.begin("t1", "!emit on\n!hang").await;
+    let taken = rig.request("steer", json!({"prompt": "one"})).await;
+    rig.response(&taken).await;
+    rig.hang_up();
+    let state = rig.accept().await["state"].clone();
+    assert_eq!(state["steersTaken"], json!([taken]));
+    assert_eq!(state["steersOpen"], json!(null));
+    rig.attach(2, 0).await;
+    rig.abort("t1").await;
+    rig.response(&turn).await;
+    let refused = rig.request("steer", json!({"prompt": "two"})).await;
+    assert_eq!(rig.response(&refused).await["ok"], false);
+    rig.begin("t2", "!steers late\n!emit on\n!hang").await;
+    let open = rig.request("steer", json!({"prompt": "three"})).await;
+    rig.until("the agent has it", |frame| {
+        frame["event"]["text"] == "steered: three"
+    })
+    .await;
+    rig.hang_up();
+    let state = rig.accept().await["state"].clone();
+    assert_eq!(state["steersTaken"], json!(null), "of the last turn only");
+    assert_eq!(state["steersOpen"], json!([open]));
+}
