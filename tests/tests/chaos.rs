@@ -263,12 +263,15 @@ impl Run {
             .filter_map(|info| Some(info["sessionId"].as_str()?.to_owned()))
             .collect();
         self.chats = all.into_iter().collect();
-        std::thread::scope(|scope| {
-            for chat in &self.chats {
-                let ade = &self.ade;
-                scope.spawn(move || ade.rpc().call("chat.stop", json!({"sessionId": chat})));
-            }
-        });
+        // A long run makes more chats than a broker serves clients.
+        for some in self.chats.chunks(64) {
+            std::thread::scope(|scope| {
+                for chat in some {
+                    let ade = &self.ade;
+                    scope.spawn(move || ade.rpc().call("chat.stop", json!({"sessionId": chat})));
+                }
+            });
+        }
     }
 }
 

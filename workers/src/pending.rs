@@ -25,6 +25,8 @@ pub(crate) enum Kind {
     Send(TurnId),
     /// `steer`.
     Steer,
+    /// The same when its turn has ended: its answer says where it went.
+    LateSteer,
     /// `follow_up`.
     FollowUp,
     /// `abort`.
@@ -59,7 +61,7 @@ impl Kind {
         match self {
             Self::Init => "init",
             Self::Send(_) => "send",
-            Self::Steer => "steer",
+            Self::Steer | Self::LateSteer => "steer",
             Self::FollowUp => "follow_up",
             Self::Abort | Self::AbortIfSilent => "abort",
             Self::SetModel => "set_model",
@@ -79,9 +81,12 @@ impl Kind {
             Self::Send(_) | Self::Compact | Self::AbortIfSilent => return None,
             Self::Init | Self::SetModel | Self::Models => 30,
             Self::Abort => 10,
-            Self::Steer | Self::FollowUp | Self::SetThinking | Self::ContextUsage | Self::Auth => {
-                15
-            }
+            Self::Steer
+            | Self::LateSteer
+            | Self::FollowUp
+            | Self::SetThinking
+            | Self::ContextUsage
+            | Self::Auth => 15,
         };
         Some(Duration::from_secs(seconds))
     }
@@ -91,7 +96,7 @@ impl Kind {
         let text = result.map_or("null", RawValue::get);
         match self {
             Self::Send(_) => strict::from_str::<SendResult>(text).is_ok(),
-            Self::Steer => strict::from_str::<SteerResult>(text).is_ok(),
+            Self::Steer | Self::LateSteer => strict::from_str::<SteerResult>(text).is_ok(),
             Self::Init | Self::SetModel | Self::SetThinking => {
                 strict::from_str::<Ready>(text).is_ok()
             }
@@ -139,10 +144,26 @@ impl Requests {
         Some(self.open.remove(index))
     }
 
-    /// The ids of those of a kind.
-    pub(crate) fn open_of(&self, kind: &Kind) -> Vec<RequestId> {
-        let of = self.open.iter().filter(|open| open.kind == *kind);
-        of.map(|open| open.id.clone()).collect()
+    /// The ids of the steers.
+    pub(crate) fn steers(&self) -> Vec<RequestId> {
+        let is_steer = |open: &&Pending| matches!(open.kind, Kind::Steer | Kind::LateSteer);
+        self.open
+            .iter()
+            .filter(is_steer)
+            .map(|open| open.id.clone())
+            .collect()
+    }
+
+    /// The turn has ended: what is asked of it by now can't hold up another one.
+    /// Gives what was to end it, which is answered by that.
+    pub(crate) fn turn_ended(&mut self) -> Vec<Pending> {
+        for open in &mut self.open {
+            if open.kind == Kind::Steer {
+                open.kind = Kind::LateSteer;
+            }
+        }
+        let ends = |open: &mut Pending| matches!(open.kind, Kind::Abort | Kind::AbortIfSilent);
+        self.open.extract_if(.., ends).collect()
     }
 
     /// Puts back what was taken and turned out not to be answered.
@@ -180,6 +201,26 @@ mod tests {
 
     fn raw(text: &str) -> Box<RawValue> {
         RawValue::from_string(text.to_owned()).unwrap()
+    }
+
+    #[test]
+    fn the_end_of_a_turn_ends_its_aborts_and_lets_its_steers_be_late() {
+        let now = Instant::now();
+        let mut requests = Requests::default();
+        for (id, kind) in [
+            ("a", Kind::Abort),
+            ("b", Kind::Steer),
+            ("c", Kind::AbortIfSilent),
+            ("d", Kind::ContextUsage),
+        ] {
+            assert!(requests.add(id.into(), kind, now));
+        }
+        let ended = requests.turn_ended();
+        let ended: Vec<_> = ended.into_iter().map(|pending| pending.id).collect();
+        assert_eq!(ended, ["a".into(), "c".into()]);
+        assert_eq!(requests.steers(), ["b".into()]);
+        let kinds: Vec<_> = requests.drain().into_iter().map(|open| open.kind).collect();
+        assert_eq!(kinds, [Kind::LateSteer, Kind::ContextUsage]);
     }
 
     #[test]

@@ -81,3 +81,16 @@ async fn a_secret_that_was_answered_is_in_no_last_words() {
         assert!(!frame.to_string().contains("horse"), "{frame}");
     }
 }
+
+/// A host that never answers an abort: the turn's own end is the answer, and the
+/// next turn is not held to it.
+#[tokio::test]
+async fn an_abort_that_nobody_answers_ends_with_its_turn() {
+    let script = "read -r line; end completed; cat > /dev/null";
+    let (mut rig, send) = begun(script).await;
+    let abort = rig.abort("t1").await;
+    assert_eq!(rig.response(&send).await["result"]["status"], "completed");
+    assert_eq!(rig.response(&abort).await["ok"], true);
+    rig.dispose().await;
+    rig.exits_in_order();
+}

@@ -365,7 +365,7 @@ impl Session {
                 self.init_failed(code, message, response.detail.clone());
             }
             Kind::Send(_) => self.turn_ends(response),
-            Kind::Steer if response.ok => {
+            Kind::Steer | Kind::LateSteer if response.ok => {
                 if self.steers_taken.len() == ade_protocol::frame::WorkerState::MAX_STEERS {
                     self.steers_taken.pop_front();
                 }
@@ -403,6 +403,11 @@ impl Session {
             response.detail = Some(detail.into());
         }
         self.respond(response, Weight::EndsTurn);
+        // A host that never answers an abort would else be ended for it in the
+        // middle of the next turn.
+        for asked in self.requests.turn_ended() {
+            self.respond(Response::ok(asked.id, &()), Weight::Answers);
+        }
     }
 
     fn on_card(&mut self, mut card: UiRequest) {

@@ -108,6 +108,13 @@ impl Session {
         };
         let seconds = pending.kind.limit().unwrap_or_default().as_secs();
         let (message, stage) = match pending.kind {
+            // The turn it was meant for is over; the next one has done nothing wrong.
+            Kind::LateSteer => {
+                let message =
+                    format!("the agent did not say within {seconds} s what it made of this");
+                let response = Response::err(pending.id, code::TIMED_OUT, message);
+                return self.respond(response, Weight::Answers);
+            }
             Kind::Abort => (
                 format!("the agent did not stop within {seconds} s; it is being ended"),
                 StopStage::Term,

@@ -288,8 +288,8 @@ impl Session {
             };
             self.turn_ends(Response::ok(pending.id, &result));
         }
-        while let Some(pending) = self.requests.take_where(|kind| *kind == Kind::Abort) {
-            self.respond(Response::ok(pending.id, &()), Weight::Answers);
+        for asked in self.requests.turn_ended() {
+            self.respond(Response::ok(asked.id, &()), Weight::Answers);
         }
     }
 

@@ -37,7 +37,7 @@ use crate::ladder::Ladder;
 use crate::link::{Link, LinkEvent};
 use crate::mask::Masker;
 use crate::outbox::Weight;
-use crate::pending::{Kind, Requests};
+use crate::pending::Requests;
 use crate::providers::Mapper;
 use crate::tail::Tail;
 use crate::tree;
@@ -287,7 +287,7 @@ impl Session {
                 last_turn_id: self.last_turn.clone(),
                 seen_event: self.turn.as_ref().map_or(self.last_seen, |turn| turn.seen),
                 steers_taken: self.steers_taken.iter().cloned().collect(),
-                steers_open: self.requests.open_of(&Kind::Steer),
+                steers_open: self.requests.steers(),
                 open_cards: (self.cards.open().iter())
                     .map(|card| card.request_id.clone())
                     .collect(),
