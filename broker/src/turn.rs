@@ -332,6 +332,9 @@ pub struct Legacy {
     pub again: Option<Again>,
     /// What is left of the watchdog's time.
     pub left: Duration,
+    /// What is left of the time in which a silent worker may end its run. All of it
+    /// where nobody wrote down since when it is silent.
+    pub cancel: Duration,
 }
 
 /// What is to be done.

@@ -215,6 +215,91 @@ fn what_an_evicted_worker_says_is_not_shown_and_forbids_the_second_send() {
     }
 }
 
+/// How one broker follows another.
+type Follows = fn(&mut Ade);
+const FOLLOWS: [(&str, Follows); 2] = [
+    ("killed", |ade| {
+        ade.kill_broker();
+        ade.serve();
+    }),
+    ("replaced", |ade| {
+        ade.replace();
+    }),
+];
+
+#[test]
+fn the_next_broker_hears_a_run_that_is_to_end() {
+    let hows = [
+        "text late; sleep 0.2; done_as completed",
+        "done_as completed",
+    ];
+    for (how, text) in hows.into_iter().zip(["late", ""]) {
+        for (name, follow) in FOLLOWS {
+            let mut late = Late::with(&format!("sleep 3; {how}"), REPLAY);
+            let (turn, watch) = late.send();
+            late.ade.wait_state(&late.chat, "recovering");
+            drop(watch);
+            follow(&mut late.ade);
+            let events = late.ade.wait_done(&late.chat, &turn);
+            let events = of_turn(&events, &turn);
+            assert_eq!(ended(&events), "completed", "{name}: {events:?}");
+            assert_eq!(text_of(&events), text, "{name}");
+            assert_eq!(of_type(&events, "notice").len(), 0, "{name}: {events:?}");
+            late.was_once();
+        }
+    }
+}
+
+#[test]
+fn a_card_between_two_brokers_is_a_card() {
+    let how = "sleep 2; card q1; echo > asked; hear
+        while [ \"$kind\" != ui_response ]; do hear; done; text answered; done_as completed";
+    let mut late = Late::new(how);
+    let (turn, watch) = late.send();
+    late.ade.wait_state(&late.chat, "recovering");
+    drop(watch);
+    late.ade.kill_broker();
+    let asked = late.ade.lane("lane").join("asked");
+    wait_true("the card is said", || asked.exists());
+    late.ade.serve();
+    let mut rpc = late.ade.rpc();
+    rpc.subscribe(&late.chat, 0);
+    let card = rpc.card();
+    // Longer than the abort may take.
+    pass(Duration::from_millis(3_500));
+    rpc.answer(&card, &yes("x")).expect("it counts");
+    let events = late.ade.wait_done(&late.chat, &turn);
+    let events = of_turn(&events, &turn);
+    assert_eq!(
+        (ended(&events), text_of(&events).as_str()),
+        ("completed", "answered")
+    );
+    late.was_once();
+}
+
+#[test]
+fn the_next_broker_gives_a_run_that_is_to_end_the_rest_of_its_time() {
+    let how = "[ $(wc -l < ran) = 2 ] || while :; do hear; done; text again; done_as completed";
+    for (name, follow) in FOLLOWS {
+        let mut late = Late::new(how);
+        let begin = Instant::now();
+        let (turn, watch) = late.send();
+        late.ade.wait_state(&late.chat, "recovering");
+        drop(watch);
+        pass(Duration::from_millis(200));
+        follow(&mut late.ade);
+        wait_true("it is sent again", || late.runs() == 2);
+        let passed = begin.elapsed();
+        let bound = Duration::from_millis(FIRST_EVENT + 3_000);
+        assert!(passed >= bound, "{name}: cut short: {passed:?}");
+        let events = late.ade.wait_done(&late.chat, &turn);
+        let events = of_turn(&events, &turn);
+        assert_eq!(ended(&events), "completed", "{name}: {events:?}");
+        assert_eq!(text_of(&events), "again", "{name}");
+        assert_eq!(flags(&late.ade.home()), (false, false));
+    }
+}
+
 /// Processes that stand still over the deadline.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stopped {

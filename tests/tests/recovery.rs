@@ -518,7 +518,10 @@ fn a_run_that_was_heard_between_two_brokers_is_not_sent_again() {
     let events = of_turn(&ade.wait_done(&chat, &turn), &turn);
     assert_eq!(status(&events), "failed", "{events:?}");
     let told = error(&events)["message"].as_str().expect("a sentence");
-    assert!(told.starts_with("delivered, outcome unknown"), "{told}");
+    assert!(told.contains("it had been told to stop"), "{told}");
+    assert!(told.contains("not sent again"), "{told}");
+    assert_eq!(text_of(&events), "a late word");
+    assert_eq!(ade.session(&chat)["generation"], 1, "the worker is kept");
     assert_eq!(text_of(&ade.turn(&chat, "next")), "You said: next");
 }
 

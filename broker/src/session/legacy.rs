@@ -19,7 +19,7 @@ use super::worker::Pending;
 use super::{Command, Legacy, LegacyTurn, report};
 use crate::clock;
 use crate::state::{CardRow, Settled};
-use crate::turn::{Adopted, Again, Failure, Input, Machine, Rules};
+use crate::turn::{Adopted, Again, Failure, Input, Machine, Rules, Timing};
 
 /// Cards of a broker that is gone.
 #[derive(Default)]
@@ -70,7 +70,7 @@ impl Actor {
             }
             let message = (turn.row.turn_id.clone(), turn.row.prompt.clone());
             let armed = self.row.flags.force_expire;
-            let legacy = legacy_turn(turn, living, armed, rules.timing.first_event);
+            let legacy = legacy_turn(turn, living, armed, &rules.timing);
             self.machine = match living {
                 Some(_) => Machine::attaching(rules, message, legacy),
                 None => Machine::resuming(rules, message, legacy),
@@ -240,6 +240,19 @@ fn left(timeout: Duration, opened_at_ms: u64, now_ms: u64) -> Duration {
     timeout.saturating_sub(Duration::from_millis(passed))
 }
 
+/// What is left of a watchdog's time that was armed then, and of the time behind it
+/// in which a silent worker may end its run. Of that all is left where nobody wrote
+/// down when it was armed.
+fn watchdog_left(timing: &Timing, armed_at_ms: u64, now_ms: u64) -> (Duration, Duration) {
+    let passed = Duration::from_millis(now_ms.saturating_sub(armed_at_ms));
+    let left = timing.first_event.saturating_sub(passed);
+    let cancel = match armed_at_ms {
+        0 => timing.cancel,
+        _ => (timing.first_event + timing.cancel).saturating_sub(passed),
+    };
+    (left, cancel.min(timing.cancel))
+}
+
 /// What the machine must know of a turn of another broker. `living`: the
 /// generation of the worker that is taken over. `armed`: a recovery was put on disk,
 /// and nothing was sent since.
@@ -247,20 +260,21 @@ fn legacy_turn(
     turn: &LegacyTurn,
     living: Option<Generation>,
     armed: bool,
-    first_event: Duration,
+    timing: &Timing,
 ) -> crate::turn::Legacy {
     let row = &turn.row;
     let sends = u8::try_from(row.sends).unwrap_or(u8::MAX);
     // Noted before it was written: whether that worker got it, it will tell.
     let to_this_one = living == Some(row.generation) && sends > 0;
-    let passed = clock::monotonic_ms().saturating_sub(row.armed_at_ms);
+    let (left, cancel) = watchdog_left(timing, row.armed_at_ms, clock::monotonic_ms());
     crate::turn::Legacy {
         sends: sends - u8::from(to_this_one),
         noted: to_this_one,
         resumable: turn.is_resumable(),
         evicted: turn.is_ended_by_user() && armed,
         again: Again::read(&row.state).map(|(again, _)| again),
-        left: first_event.saturating_sub(Duration::from_millis(passed)),
+        left,
+        cancel,
     }
 }
 
@@ -281,6 +295,27 @@ mod tests {
         ];
         for (opened, now, expected) in table {
             assert_eq!(left(hour, opened, now), expected, "{opened} {now}");
+        }
+    }
+
+    #[test]
+    fn a_silent_worker_has_what_is_left_of_its_time_to_end() {
+        let timing = Timing::new(Duration::from_secs(10));
+        let table = [
+            (1_000, 5_000, (6_000, 3_000)),
+            (1_000, 12_000, (0, 2_000)),
+            (1_000, 20_000, (0, 0)),
+            // Of another boot, and not written down.
+            (9_000, 1_000, (10_000, 3_000)),
+            (0, 50_000, (0, 3_000)),
+        ];
+        for (armed, now, (left, cancel)) in table {
+            let expected = (Duration::from_millis(left), Duration::from_millis(cancel));
+            assert_eq!(
+                watchdog_left(&timing, armed, now),
+                expected,
+                "{armed} {now}"
+            );
         }
     }
 }

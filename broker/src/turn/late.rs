@@ -15,9 +15,13 @@
 //! - its completion: the turn has completed;
 //! - the word of its host that the session file went on: the turn has failed with
 //!   an unknown outcome;
-//! - any of these from a worker that is evicted already ([`Input::Worked`]), or
-//!   that another broker had given up. Nothing of it is shown, for its turn has let
-//!   go of it. But the message was delivered, and how far it got is unknown.
+//! - any of these from a worker that is evicted already ([`Input::Worked`]).
+//!   Nothing of it is shown, for its turn has let go of it. But the message was
+//!   delivered, and how far it got is unknown.
+//!
+//! A broker that dies while a run is to end leaves the rest of that time to the
+//! next one, which hears the same. A worker that was heard between the two and of
+//! which nothing comes any more has an unknown outcome at the end of it.
 //!
 //! An agent of which something was seen before, and that is told to go on, is no
 //! such case: that is no second send of the message.
@@ -30,7 +34,7 @@ use ade_protocol::card::Withdrawal;
 use ade_protocol::event::ErrorCategory;
 
 use super::machine::Machine;
-use super::{Again, Effect, Ending, Failure, Mono, State, texts};
+use super::{Again, Effect, Ending, Failure, Legacy, Mono, State, texts};
 
 impl Ending {
     /// Whether the agent must have worked on a message that ends so.
@@ -61,10 +65,50 @@ impl Machine {
         }
     }
 
+    /// A run that another broker had told to end has what is left of its time, unless
+    /// it is heard in it. It is told again, because the answer may have gone to
+    /// nobody.
+    pub(super) fn cancel_adopted(
+        &mut self,
+        legacy: Legacy,
+        (seen, card): (bool, bool),
+        now: Mono,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        running.worked |= seen || card;
+        if card {
+            // It blocks on the user, so that nothing else may come of it.
+            running.seen = true;
+            self.disarm(out);
+            (self.state, self.deadline) = (State::AwaitingCard, None);
+            return;
+        }
+        if !running.worked {
+            out.push(Effect::AbortSilent(running.id.clone()));
+        }
+        self.state = State::Cancelling;
+        self.deadline = Some(now + legacy.cancel);
+    }
+
+    /// A run that was to end has had its time.
+    pub(super) fn replace_silent(&mut self, now: Mono, out: &mut Vec<Effect>) {
+        let running = self.running.as_ref();
+        let worked = running.is_some_and(|running| running.worked && !running.stop_requested);
+        if worked {
+            self.evict_worked(now, out);
+        } else {
+            self.replace(now, out);
+        }
+    }
+
     /// Takes back what was put on disk for the replacement of a worker that stays.
     pub(super) fn disarm(&mut self, out: &mut Vec<Effect>) {
         if let Some(running) = &mut self.running {
             (running.late, running.again, running.cause) = (true, None, None);
+            running.worked = false;
             out.push(Effect::Disarm(running.id.clone()));
         }
     }

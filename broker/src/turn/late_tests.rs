@@ -227,34 +227,43 @@ fn what_an_evicted_worker_shows_changes_nothing_else() {
     assert_eq!(rig.sends("a"), 2);
 }
 
-#[test]
-fn what_the_worker_of_another_broker_shows_forbids_the_second_send() {
-    let legacy = |again| Legacy {
+/// A machine that takes over the worker of `a`, which another broker had given up.
+fn given_up(again: Again) -> Rig {
+    let legacy = Legacy {
         sends: 0,
         noted: true,
         resumable: true,
         evicted: false,
         again: Some(again),
         left: Duration::ZERO,
+        cancel: Duration::from_secs(2),
     };
-    for again in [Again::Resend, Again::Reconnect] {
-        for (seen, card) in [(true, false), (false, true)] {
-            let message = (id("a"), "prompt a".to_owned());
-            let mut rig = Rig::of(fresh());
-            rig.machine = Machine::attaching(fresh(), message, legacy(again));
-            let adopted = Adopted::Has { seen, card };
-            let effects = rig.on(Input::Adopted(Generation(1), adopted));
-            assert!(effects.contains(&Effect::Poison), "{effects:?}");
-            let told = failure(&effects);
-            assert_eq!(told.kind, code::DELIVERED_OUTCOME_UNKNOWN);
-            assert_eq!(rig.sends("a"), 0, "not by this broker");
-        }
+    let message = (id("a"), "prompt a".to_owned());
+    Rig {
+        machine: Machine::attaching(fresh(), message, legacy),
+        generation: 1,
+        ..Rig::of(fresh())
+    }
+}
+
+fn takes_over(rig: &mut Rig, seen: bool, card: bool) -> Vec<Effect> {
+    rig.on(Input::Adopted(Generation(1), Adopted::Has { seen, card }))
+}
+
+#[test]
+fn what_the_worker_of_another_broker_shows_forbids_the_second_send() {
+    // Its run has ended: nothing more comes of it.
+    for (seen, card) in [(true, false), (false, true)] {
+        let mut rig = given_up(Again::Reconnect);
+        let effects = takes_over(&mut rig, seen, card);
+        assert!(effects.contains(&Effect::Poison), "{effects:?}");
+        let told = failure(&effects);
+        assert_eq!(told.kind, code::DELIVERED_OUTCOME_UNKNOWN);
+        assert_eq!(rig.sends("a"), 0, "not by this broker");
     }
     // One that could not be taken over after all.
     for (shown, expected) in [(true, 0), (false, 1)] {
-        let message = (id("a"), "prompt a".to_owned());
-        let mut rig = Rig::of(fresh());
-        rig.machine = Machine::attaching(fresh(), message, legacy(Again::Resend));
+        let mut rig = given_up(Again::Resend);
         if shown {
             assert!(rig.on(Input::Worked(id("a"))).is_empty());
         }
@@ -267,4 +276,79 @@ fn what_the_worker_of_another_broker_shows_forbids_the_second_send() {
         rig.ready();
         assert_eq!(rig.sends("a"), expected);
     }
+}
+
+#[test]
+fn a_run_that_is_to_end_is_heard_by_the_next_broker_too() {
+    for (heard, state) in HEARD {
+        // Before it was taken over, or after.
+        for seen in [true, false] {
+            let mut rig = given_up(Again::Resend);
+            let told = takes_over(&mut rig, seen, false).contains(&Effect::AbortSilent(id("a")));
+            assert_eq!(told, !seen, "one that was heard is not told to end");
+            assert_eq!(rig.machine.state(), State::Cancelling);
+            let effects = rig.on(heard(Generation(1), Some(id("a"))));
+            assert_eq!(effects, [Effect::Disarm(id("a"))]);
+            rig.pass(100_000);
+            assert_eq!(rig.machine.state(), state);
+            rig.ended("a", completed());
+            assert_eq!(rig.ends("a"), [TurnStatus::Completed]);
+            assert_eq!(rig.sends("a"), 0, "not by this broker");
+            assert_eq!(rig.machine.worker(), Some(Generation(1)), "it is kept");
+        }
+    }
+    // A card may be known already, so that nothing more is said.
+    let mut rig = given_up(Again::Resend);
+    let effects = takes_over(&mut rig, true, true);
+    assert_eq!(effects, [Effect::Disarm(id("a"))]);
+    assert_eq!(rig.machine.state(), State::AwaitingCard);
+    // A completion without a word.
+    let mut rig = given_up(Again::Resend);
+    takes_over(&mut rig, false, false);
+    assert!(
+        rig.ended("a", completed())
+            .contains(&Effect::Disarm(id("a")))
+    );
+    assert_eq!(rig.ends("a"), [TurnStatus::Completed]);
+}
+
+#[test]
+fn a_run_that_is_to_end_has_what_is_left_of_its_time_with_the_next_broker() {
+    type End = fn(&mut Rig) -> Vec<Effect>;
+    let ends: [End; 3] = [
+        |rig| {
+            assert!(rig.pass(1).is_empty(), "it is listened to");
+            rig.pass(1)
+        },
+        |rig| rig.on(Input::AbortAnswered(Generation(1))),
+        |rig| {
+            rig.on(Input::WorkerExited(
+                Generation(1),
+                fail(ErrorCategory::Exited),
+            ))
+        },
+    ];
+    for end in ends {
+        let mut rig = given_up(Again::Resend);
+        takes_over(&mut rig, false, false);
+        let effects = end(&mut rig);
+        assert!(
+            effects.ends_with(&[Effect::Poison, Effect::Acquire]),
+            "{effects:?}"
+        );
+        rig.ready();
+        assert_eq!(rig.sends("a"), 1);
+        // One that was heard between the brokers, and of which nothing comes.
+        let mut rig = given_up(Again::Resend);
+        takes_over(&mut rig, true, false);
+        let effects = end(&mut rig);
+        assert!(effects.contains(&Effect::Poison), "{effects:?}");
+        assert_eq!(failure(&effects).kind, code::DELIVERED_OUTCOME_UNKNOWN);
+        assert_eq!(rig.sends("a"), 0);
+    }
+    // For a turn that the user has ended nothing is waited for.
+    let mut rig = given_up(Again::Resend);
+    rig.on(Input::Abort);
+    let effects = takes_over(&mut rig, false, false);
+    assert!(effects.contains(&Effect::Poison), "{effects:?}");
 }

@@ -26,8 +26,8 @@ pub(super) struct Running {
     /// It was silent for too long, its worker was told to end it, and then it was
     /// heard after all.
     pub(super) late: bool,
-    /// The worker of another broker that is being taken over has shown that it was
-    /// worked on.
+    /// A worker of another broker has shown that it was worked on, which may be all
+    /// that is ever heard of it.
     pub(super) worked: bool,
     /// Why the turn is being recovered, or why it is not.
     pub(super) cause: Option<Failure>,
@@ -328,7 +328,7 @@ impl Machine {
         self.worker = None;
         match self.state {
             State::AwaitingFirstEvent => self.recover(failure, now, out),
-            State::Cancelling => self.replace(now, out),
+            State::Cancelling => self.replace_silent(now, out),
             State::Streaming | State::AwaitingCard => {
                 out.push(Effect::Withdraw(Withdrawal::WorkerGone));
                 self.finish_failed(self.heard_late(failure), now, out);
@@ -408,7 +408,7 @@ impl Machine {
         }
         match self.state {
             State::AwaitingFirstEvent => self.cancel_silent(now, out),
-            State::Cancelling => self.replace(now, out),
+            State::Cancelling => self.replace_silent(now, out),
             State::Interrupting => {
                 self.evict(out);
                 self.finish_interrupted(now, out);

@@ -110,7 +110,7 @@ impl Machine {
         out: &mut Vec<Effect>,
     ) {
         if self.state == State::Cancelling && self.worker == Some(generation) {
-            self.replace(now, out);
+            self.replace_silent(now, out);
         }
     }
 

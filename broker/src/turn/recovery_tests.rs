@@ -273,13 +273,19 @@ fn a_recovery_that_was_decided_is_not_decided_again() {
                 evicted: false,
                 again: Some(again),
                 left: Duration::ZERO,
+                cancel: Duration::from_secs(2),
             };
             let message = (id("a"), "prompt a".to_owned());
             let mut rig = Rig {
                 machine: Machine::attaching(fresh(), message, legacy),
                 ..Rig::new()
             };
-            let effects = rig.on(Input::Adopted(Generation(1), adopted));
+            let mut effects = rig.on(Input::Adopted(Generation(1), adopted));
+            if again == Again::Resend && adopted != Adopted::NeverSent {
+                assert_eq!(effects, [Effect::AbortSilent(id("a"))]);
+                assert!(rig.pass(1).is_empty(), "it has what was left of its time");
+                effects = rig.pass(1);
+            }
             assert!(
                 effects.ends_with(&[Effect::Poison, Effect::Acquire]),
                 "{again:?} {adopted:?}: the worker was given up: {effects:?}"

@@ -117,8 +117,16 @@ impl Machine {
             // It came while the worker of the last turn was taken over.
             (State::Starting, _) => self.write(now, out),
             (State::Attaching, Some(legacy)) => match adopted {
-                // The other broker had given this worker up, perhaps when its run
-                // had ended, so that it has nothing to say any more.
+                Adopted::Has { seen, card }
+                    if legacy.is_given_up()
+                        && running.again == Some(Again::Resend)
+                        && !running.stop_requested =>
+                {
+                    running.sends += 1;
+                    self.cancel_adopted(legacy, (seen, card), now, out);
+                }
+                // The other broker had given this worker up when its run had ended,
+                // so that it has nothing to say any more.
                 _ if legacy.is_given_up()
                     && (running.worked || adopted.is_heard())
                     && !running.stop_requested

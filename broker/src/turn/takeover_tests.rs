@@ -3,6 +3,9 @@
 use super::tests::{FIRST_EVENT, Rig, completed, fail, id, plain, send};
 use super::*;
 
+/// What is left of the time in which a silent worker may end its run.
+const CANCEL: Duration = Duration::from_secs(2);
+
 #[test]
 fn a_turn_that_was_taken_over_goes_on() {
     let attach = |sends, resumable| {
@@ -14,6 +17,7 @@ fn a_turn_that_was_taken_over_goes_on() {
             evicted: false,
             again: (sends > 0).then_some(Again::Resend),
             left,
+            cancel: CANCEL,
         };
         let machine = Machine::attaching(plain(), (id("a"), "prompt a".into()), legacy);
         Rig {
@@ -107,6 +111,7 @@ fn a_send_to_a_worker_that_cannot_be_asked_counts() {
         evicted: false,
         again: Some(Again::Resend),
         left: Duration::ZERO,
+        cancel: CANCEL,
     };
     let mut rig = Rig {
         machine: Machine::attaching(plain(), (id("a"), "prompt a".into()), legacy),
@@ -156,6 +161,7 @@ fn a_message_is_never_written_to_an_outdated_worker_that_was_taken_over() {
         evicted: false,
         again: None,
         left: FIRST_EVENT,
+        cancel: CANCEL,
     };
     for (sends, state) in [(0, State::Starting), (1, State::Recovering)] {
         let mut rig = Rig::new();
@@ -190,6 +196,7 @@ fn left_in_recovery(noted: bool, resumable: bool) -> Rig {
         evicted: false,
         again: Some(Again::Resend),
         left: FIRST_EVENT,
+        cancel: CANCEL,
     };
     let mut rig = Rig::new();
     rig.machine = Machine::attaching(plain(), (id("a"), "prompt a".into()), legacy);

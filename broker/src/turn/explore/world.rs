@@ -75,7 +75,9 @@ impl World {
             noted,
             again,
             left: Duration::from_secs(30),
+            cancel: Duration::from_secs(2),
         };
+        world.ledger.planned = noted && resumable;
         world.machine = Machine::attaching(rules(ABLE), (turn, prompt), legacy);
         world.generation = 1;
         if again.is_some() {
