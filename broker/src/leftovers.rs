@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ade_protocol::card::{Card, CardOutcome, Withdrawal};
 use ade_protocol::event::{ErrorCategory, Event, NoticeLevel, TurnStatus};
-use ade_protocol::{Seq, SessionId};
+use ade_protocol::{Seq, SessionId, TurnId};
 
 use crate::clock;
 use crate::home::Home;
@@ -16,7 +16,7 @@ use crate::session::Owed;
 use crate::state::{CardRow, QueuedRow, Settled, State, StateError, StateHandle, TurnRow};
 use crate::takeover::Takeover;
 use crate::transcript::{Transcript, TranscriptError};
-use crate::turn::{Again, ENDED_BY_USER, dropped_by_recovery, unsent};
+use crate::turn::{Again, ENDED_BY_USER, Failure, dropped_by_recovery, read_over, unsent};
 
 /// Why leftovers could not be closed.
 #[derive(Debug, thiserror::Error)]
@@ -66,12 +66,10 @@ pub async fn close(
     for row in taken_over.halfway.iter().cloned() {
         let why = "the broker ended before it could write this message down, and did not send \
                    it; send it again if you still want it.";
-        let message = unsent(why, &row.prompt);
+        let failure = broker_ended(unsent(why, &row.prompt));
         let end = Owed {
-            turn: row.turn_id,
-            status: TurnStatus::Failed,
-            events: lost(Some(&message), TurnStatus::Failed),
-            error: Some(message),
+            events: lost(Some(&failure), TurnStatus::Failed),
+            ..owed(row.turn_id, TurnStatus::Failed, Some(failure))
         };
         closing.end(&row.session_id, end).await?;
     }
@@ -79,25 +77,16 @@ pub async fn close(
         if Again::read(&turn.state).is_some() {
             closing.drop_steers(&turn).await?;
         }
-        let ended_by_user = turn.state == ENDED_BY_USER;
-        let status = if ended_by_user {
-            TurnStatus::Interrupted
-        } else {
-            TurnStatus::Failed
-        };
-        let message = what_became(&turn.session_id, taken_over);
-        let error = (!ended_by_user).then_some(message);
+        let (status, failure) = how_it_ended(&turn, taken_over);
         let mut events = if taken_over.unbegun.contains(&turn.turn_id) {
             crate::session::beginning(&turn.prompt).into()
         } else {
             Vec::new()
         };
-        events.extend(lost(error.as_deref(), status));
+        events.extend(lost(failure.as_ref(), status));
         let end = Owed {
-            turn: turn.turn_id,
-            status,
-            error,
             events,
+            ..owed(turn.turn_id, status, failure)
         };
         closing.end(&turn.session_id, end).await?;
     }
@@ -258,10 +247,8 @@ impl Closing<'_> {
                 message: dropped_by_recovery(&row.prompt),
             };
             let end = Owed {
-                turn: row.turn_id,
-                status,
-                error: None,
                 events: std::iter::once(notice).chain(lost(None, status)).collect(),
+                ..owed(row.turn_id, status, None)
             };
             self.end(&row.session_id, end).await?;
         }
@@ -269,12 +256,39 @@ impl Closing<'_> {
     }
 }
 
-/// How a turn ends that was lost with its broker. `error`: what that cost.
-fn lost(error: Option<&str>, status: TurnStatus) -> Vec<Event> {
-    let error = error.map(|message| Event::Error {
-        category: ErrorCategory::Exited,
-        message: message.to_owned(),
-        detail: Some("kind: broker_ended".into()),
+/// How a turn ended: as the last broker had ended it, or with that one.
+fn how_it_ended(turn: &TurnRow, taken_over: &Takeover) -> (TurnStatus, Option<Failure>) {
+    if let Some(status) = read_over(&turn.state) {
+        return (status, turn.cause.as_deref().and_then(Failure::read));
+    }
+    if turn.state == ENDED_BY_USER {
+        return (TurnStatus::Interrupted, None);
+    }
+    let failure = broker_ended(what_became(&turn.session_id, taken_over));
+    (TurnStatus::Failed, Some(failure))
+}
+
+fn broker_ended(message: String) -> Failure {
+    Failure::new("broker_ended", ErrorCategory::Exited, message)
+}
+
+/// The end of a turn, without its events.
+fn owed(turn: TurnId, status: TurnStatus, failure: Option<Failure>) -> Owed {
+    Owed {
+        turn,
+        status,
+        cause: failure.as_ref().map(Failure::note),
+        error: failure.map(|failure| failure.message),
+        events: Vec::new(),
+    }
+}
+
+/// How a turn ends that was lost with its broker. `failure`: what that cost.
+fn lost(failure: Option<&Failure>, status: TurnStatus) -> Vec<Event> {
+    let error = failure.map(|failure| Event::Error {
+        category: failure.category,
+        message: failure.message.clone(),
+        detail: Some(format!("kind: {}", failure.kind)),
     });
     let end = [
         Event::Status { status },

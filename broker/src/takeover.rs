@@ -92,7 +92,8 @@ pub async fn find(home: &Home, state: &StateHandle) -> Result<Takeover, StateErr
         }
         let session = entry.session_id.clone();
         let legacy = Legacy {
-            turn: turns.remove(&session),
+            // One that is over has its end written, and does not go on.
+            turn: turns.remove(&session).filter(|turn| !turn.is_over()),
             cards: cards
                 .iter()
                 .filter(|row| {

@@ -67,7 +67,7 @@ use ade_protocol::card::Withdrawal;
 use ade_protocol::event::{ErrorCategory, Event, TurnStatus};
 use ade_protocol::{Generation, TurnId};
 
-pub use again::{ENDED_BY_USER, SENT};
+pub use again::{ENDED_BY_USER, SENT, over, read_over};
 pub use machine::Machine;
 pub(crate) use texts::{
     dropped_by_recovery, steer_refused, steer_told_late, steer_unknown, steer_unread, unsent,

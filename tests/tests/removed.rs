@@ -141,3 +141,90 @@ fn a_transcript_that_was_removed_is_no_turn_that_went_well() {
     let events = ade.turn(&chat, "and now?");
     assert_eq!(text_of(&events), "You said: and now?");
 }
+
+/// What stands in the way of a chat's transcript, and how that is taken away.
+#[derive(Clone, Copy, Debug)]
+enum Obstacle {
+    /// The folder above it is gone.
+    NoFolder,
+    /// A folder has its name.
+    Folder,
+}
+
+/// How a broker ends, and the next one begins.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    Stopped,
+    Killed,
+    Replaced,
+}
+
+impl Next {
+    fn begin(self, ade: &mut Ade) {
+        match self {
+            Self::Stopped => {
+                ade.expect_code(0, &["stop"]);
+                ade.expect_broker_ended(0);
+                ade.serve();
+            }
+            Self::Killed => {
+                ade.kill_broker();
+                ade.serve();
+            }
+            Self::Replaced => {
+                ade.replace();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_message_that_was_refused_is_not_run_by_the_next_broker() {
+    for obstacle in [Obstacle::NoFolder, Obstacle::Folder] {
+        for next in [Next::Stopped, Next::Killed, Next::Replaced] {
+            refused_once_and_for_all(obstacle, next);
+        }
+    }
+}
+
+#[track_caller]
+fn refused_once_and_for_all(obstacle: Obstacle, next: Next) {
+    let case = format!("{obstacle:?}, {next:?}");
+    let (mut ade, mut rpc) = started("");
+    let chat = chat(&ade, &mut rpc);
+    ade.turn(&chat, "before");
+    let path = ade.transcript_path(&chat);
+    match obstacle {
+        Obstacle::NoFolder => {
+            fs::remove_dir_all(ade.home().join("transcripts")).expect("removed");
+        }
+        Obstacle::Folder => {
+            fs::remove_file(&path).expect("removed");
+            fs::create_dir(&path).expect("a folder");
+        }
+    }
+    let pay = json!({"sessionId": chat, "prompt": "PAY"});
+    let refused = rpc.try_call("chat.send", pay).expect_err("it is refused");
+    assert_eq!(refused.kind, "transcript", "{case}");
+    drop(rpc);
+    if path.is_dir() {
+        fs::remove_dir(&path).expect("removed");
+    }
+    next.begin(&mut ade);
+
+    let events = ade.turn(&chat, "and now?");
+    assert_eq!(text_of(&events), "You said: and now?", "{case}: {events:?}");
+    let said = fs::read_to_string(ade.session_file(&chat)).expect("a session file");
+    assert!(said.contains("and now?"), "{case}: {said}");
+    assert!(!said.contains("PAY"), "{case}: it was run: {said}");
+    let lines = ade.checked_transcript(&chat);
+    let paid = lines.iter().find(|line| line["event"]["text"] == "PAY");
+    // A broker that lives on takes it back by itself after a while.
+    assert!(paid.is_some() || !matches!(next, Next::Killed), "{lines:?}");
+    if let Some(turn) = paid.and_then(|line| line["turnId"].as_str()) {
+        let events = of_turn(&lines, turn);
+        assert_eq!(ended(&events), "failed", "{case}: {events:?}");
+        let message = of_type(&events, "error")[0]["message"].to_string();
+        assert!(message.contains("transcript"), "{case}: {message}");
+    }
+}

@@ -33,7 +33,7 @@ use crate::shared::Shared;
 use crate::spawn::Exit;
 use crate::state::{CardRow, SessionRow, TurnRow};
 use crate::sweep;
-use crate::turn::{Again, ENDED_BY_USER, Failure};
+use crate::turn::{Again, ENDED_BY_USER, Failure, read_over};
 
 /// How long a worker may take to connect: its own pauses grow to one second.
 const CONNECT: Duration = Duration::from_secs(8);
@@ -79,11 +79,17 @@ impl LegacyTurn {
         self.row.state == ENDED_BY_USER
     }
 
+    /// Whether it has its end, which its transcript may not hold.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        read_over(&self.row.state).is_some()
+    }
+
     /// Whether another worker may get the message without asking: it was never
     /// sent, or nothing of it had been seen and it was about to be sent again.
     #[must_use]
     pub fn is_resumable(&self) -> bool {
-        if self.is_ended_by_user() {
+        if self.is_ended_by_user() || self.is_over() {
             return false;
         }
         let planned = Again::read(&self.row.state).is_some_and(|(_, planned)| planned);

@@ -13,7 +13,7 @@ use super::actor::Actor;
 use crate::clock;
 use crate::link::EventLine;
 use crate::state::Flags;
-use crate::turn::{Again, ENDED_BY_USER, Failure, Input, SENT};
+use crate::turn::{Again, ENDED_BY_USER, Failure, Input, SENT, over};
 
 /// How often the end of a turn that is not on disk is tried again.
 pub(super) const RETRY: Duration = Duration::from_secs(5);
@@ -31,6 +31,8 @@ pub struct Owed {
     pub status: TurnStatus,
     /// Why it failed.
     pub error: Option<String>,
+    /// The same as `state.db` keeps it, for a broker that comes before it is told.
+    pub cause: Option<String>,
     /// For the transcript; none: they stand there already.
     pub events: Vec<Event>,
 }
@@ -133,6 +135,7 @@ impl Actor {
         }
         self.last_status = Some(status);
         self.last_error = failure.as_ref().map(|failure| failure.message.clone());
+        let cause = failure.as_ref().map(Failure::note);
         let mut events = self.unread_at_end(turn);
         if let Some(failure) = failure {
             let detail = match &failure.detail {
@@ -160,6 +163,7 @@ impl Actor {
             turn: turn.clone(),
             status,
             error: self.last_error.clone(),
+            cause,
             events,
         });
         self.settle_owed().await;
@@ -197,19 +201,26 @@ impl Actor {
         self.owed.is_empty()
     }
 
-    /// A message that waited and is over is not to run when another broker comes
-    /// before its end is written: that one ends it, as it does what was cleared.
+    /// A message that is over is not to run when another broker comes before its end
+    /// is written: that one ends it, as it was ended here. One that waited it ends as
+    /// it does what was cleared.
     async fn hold_back_owed(&self) {
         let session = self.row.session_id.clone();
-        let turns: Vec<_> = self.owed.iter().map(|owed| owed.turn.clone()).collect();
+        let ends = self.owed.iter();
+        let ends: Vec<_> = ends
+            .map(|owed| (owed.turn.clone(), over(owed.status), owed.cause.clone()))
+            .collect();
         let held = self.shared.state.run(move |state| {
             state.atomically(|state| {
-                let mut turns = turns.iter();
-                turns.try_for_each(|turn| state.clear_queued(&session, turn).map(drop))
+                let mut ends = ends.iter();
+                ends.try_for_each(|(turn, standing, cause)| {
+                    state.clear_queued(&session, turn)?;
+                    state.plan_turn(&session, turn, standing, cause.as_deref())
+                })
             })
         });
         if let Err(error) = held.await {
-            tracing::error!(session = %self.row.session_id, %error, "a message that is over still waits on disk");
+            tracing::error!(session = %self.row.session_id, %error, "a message that is over is not so on disk");
         }
     }
 

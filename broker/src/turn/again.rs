@@ -3,7 +3,7 @@
 //! A broker that dies in the middle leaves one word of where the turn stands,
 //! and the next one goes on from there: what was decided is not decided again.
 
-use ade_protocol::event::ErrorCategory;
+use ade_protocol::event::{ErrorCategory, TurnStatus};
 use ade_protocol::strict;
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +47,29 @@ pub const SENT: &str = "sent";
 /// State of a turn that the user has ended: whatever dies, nothing is sent for it
 /// any more.
 pub const ENDED_BY_USER: &str = "ending";
+
+/// State of a turn that has this end, which its transcript does not hold yet:
+/// nothing is sent for it any more, whatever dies.
+#[must_use]
+pub fn over(status: TurnStatus) -> &'static str {
+    match status {
+        TurnStatus::Completed => "over_completed",
+        TurnStatus::Interrupted => "over_interrupted",
+        // A turn that has ended is not on its way.
+        TurnStatus::Failed | TurnStatus::Started => "over_failed",
+    }
+}
+
+/// The end that a turn in this state has. `None`: it has none.
+#[must_use]
+pub fn read_over(state: &str) -> Option<TurnStatus> {
+    let ends = [
+        TurnStatus::Completed,
+        TurnStatus::Interrupted,
+        TurnStatus::Failed,
+    ];
+    ends.into_iter().find(|status| over(*status) == state)
+}
 
 impl Again {
     /// State of a turn that is to go on so.
