@@ -20,7 +20,9 @@ pub(crate) enum Lease {
     ///
     /// With a command: it runs only while the lease is held, and its exit code is ours. Signals are
     /// passed on. Whatever it has started is ended before the lease is given back, and when the
-    /// lease is lost, it is stopped (exit code 1). The command gets no descriptor of the lease.
+    /// lease is lost, it is stopped (exit code 1). The command gets no descriptor of the lease. Only
+    /// when this program itself is killed by SIGKILL, the command ends with it and what that has
+    /// started goes on.
     ///
     /// Without a command: prints one line when the lease is held, then holds it until standard input
     /// ends, until --for is over, or until it gets SIGTERM. With --for it does not look at standard
