@@ -12,7 +12,7 @@ use ade_protocol::{Seq, SessionId, TurnId};
 
 use crate::clock;
 use crate::home::Home;
-use crate::session::Owed;
+use crate::session::{Owed, tell_missing};
 use crate::state::{CardRow, QueuedRow, Settled, State, StateError, StateHandle, TurnRow};
 use crate::takeover::Takeover;
 use crate::transcript::{Transcript, TranscriptError};
@@ -158,8 +158,7 @@ async fn tell_card(
     card: &Card,
     settled: &mut Settled,
 ) -> Result<Result<(), TranscriptError>, LeftoverError> {
-    let (path, session) = (home.transcript(&card.session_id), card.session_id.clone());
-    let told = match Transcript::open(&path, session) {
+    let told = match open(home, state, &card.session_id).await? {
         Ok(transcript) => transcript.last_sequence(),
         Err(error) => return Ok(Err(error)),
     };
@@ -170,7 +169,8 @@ async fn tell_card(
     note_card(state, card, settled).await?;
     let event = resolved(card, settled.outcome.clone());
     let turn = card.turn_id.as_ref();
-    Ok(write(home, &card.session_id, turn, &[event]))
+    let written = write(home, state, &card.session_id, turn, &[event]).await?;
+    Ok(written.map(drop))
 }
 
 /// Frees the leases of dead workers. What survived the sweep may still write: its
@@ -220,15 +220,19 @@ impl Closing<'_> {
             before.push(end);
             return Ok(());
         }
-        let written = write(self.home, session, Some(&end.turn), &end.events);
-        if let Err(error) = written {
-            tracing::error!(%session, %error, "the end of a turn could not be written");
-            self.owed.insert(session.clone(), vec![end]);
-            return Ok(());
-        }
+        let turn = Some(&end.turn);
+        let last = match write(self.home, self.state, session, turn, &end.events).await? {
+            Ok(last) => last,
+            Err(error) => {
+                tracing::error!(%session, %error, "the end of a turn could not be written");
+                self.owed.insert(session.clone(), vec![end]);
+                return Ok(());
+            }
+        };
         let session = session.clone();
         let ended = move |state: &State| {
-            state.end_turn(&session, &end.turn, end.status, end.error.as_deref())
+            let error = end.error.as_deref();
+            state.end_turn(&session, &end.turn, end.status, error, last)
         };
         self.state.run(ended).await?;
         Ok(())
@@ -324,19 +328,39 @@ fn what_became(session: &SessionId, taken_over: &Takeover) -> String {
     )
 }
 
-fn write(
+/// Opens a transcript. What is missing from it is told in it before anything else.
+async fn open(
     home: &Home,
+    state: &StateHandle,
+    session: &SessionId,
+) -> Result<Result<Transcript, TranscriptError>, StateError> {
+    let asked = session.clone();
+    let known = state.run(move |state| state.last_sequence(&asked)).await?;
+    let opened = Transcript::open(&home.transcript(session), session.clone(), known);
+    Ok(opened.and_then(|mut transcript| {
+        tell_missing(&mut transcript)?;
+        Ok(transcript)
+    }))
+}
+
+/// Gives the last event of the transcript by then.
+async fn write(
+    home: &Home,
+    state: &StateHandle,
     session: &SessionId,
     turn: Option<&ade_protocol::TurnId>,
     events: &[Event],
-) -> Result<(), TranscriptError> {
-    let mut transcript = Transcript::open(&home.transcript(session), session.clone())?;
-    for event in events {
-        if let Ok(raw) = serde_json::value::to_raw_value(event) {
-            transcript.stage(&clock::timestamp(), turn, None, raw.get().as_bytes());
+) -> Result<Result<Seq, TranscriptError>, StateError> {
+    let opened = open(home, state, session).await?;
+    Ok(opened.and_then(|mut transcript| {
+        for event in events {
+            if let Ok(raw) = serde_json::value::to_raw_value(event) {
+                transcript.stage(&clock::timestamp(), turn, None, raw.get().as_bytes());
+            }
         }
-    }
-    transcript.commit()
+        transcript.commit()?;
+        Ok(transcript.last_sequence())
+    }))
 }
 
 #[cfg(test)]

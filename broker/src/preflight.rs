@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use crate::ServeError;
 use crate::home::{Home, HomeError};
 use crate::state::State;
-use crate::transcript::TranscriptError;
-use crate::{files, lock, socket};
+use crate::transcript::{self, TranscriptError};
+use crate::{lock, socket};
 
 /// What a broker writes until it serves: its lock, an empty database with its
 /// log, the first lines of its own log, unpacked hosts.
@@ -58,11 +58,9 @@ pub fn transcripts(home: &Home) -> Vec<TranscriptError> {
             path.extension()
                 .is_some_and(|extension| extension == "jsonl")
         })
-        .filter_map(|path| match files::open_regular(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Some(TranscriptError::Read { path, source })
-            }
-            _ => None,
+        .filter_map(|path| {
+            let source = transcript::open_if_there(&path).err()?;
+            Some(TranscriptError::Read { path, source })
         })
         .collect()
 }

@@ -12,6 +12,7 @@
 //! | `actor` | the state, the loop, the effects of the turn |
 //! | `frames`, `hear`, `queue` | commands, and what a worker says |
 //! | `record`, `view` | what is written down, and what clients see |
+//! | `missing` | telling of what a transcript does not hold any more |
 //! | `tally` | deaths that the start budget counts |
 //! | `acquire`, `legacy` | having a worker: a new one, or another broker's |
 //! | `requests`, `cards` | what the worker is asked and answered |
@@ -35,6 +36,7 @@ mod frames;
 mod hear;
 mod legacy;
 mod mark;
+mod missing;
 mod permission;
 mod place;
 mod queue;
@@ -70,6 +72,7 @@ use crate::turn::Failure;
 
 pub use adopt::{Legacy, LegacyTurn};
 pub(crate) use escort::{free_lease, watch_over};
+pub(crate) use missing::tell_missing;
 pub(crate) use queue::QueueAsk;
 pub use record::Owed;
 pub(crate) use tally::ages;

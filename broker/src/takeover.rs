@@ -156,7 +156,11 @@ async fn reconcile(home: &Home, state: &StateHandle) -> Result<Open, StateError>
         if let Some(Some(Standing::Ended(status))) = standing {
             let (session, turn, status) = (row.session_id, row.turn_id, *status);
             state
-                .run(move |state| state.end_turn(&session, &turn, status, None).map(drop))
+                .run(move |state| {
+                    state
+                        .end_turn(&session, &turn, status, None, Seq(0))
+                        .map(drop)
+                })
                 .await?;
             continue;
         }

@@ -15,6 +15,8 @@
 //! - a file that was removed, replaced or cut under its writer is noticed by the
 //!   next commit, which fails for it; the one after that begins a new file, whose
 //!   numbers go on;
+//! - of a file that holds less than whoever opens it knows of, the numbers go on
+//!   behind that, and it tells so;
 //! - memory grows neither with the file nor with its number of lines.
 //!
 //! What this module does not do: know what an event means, or wait. Reading
@@ -38,6 +40,7 @@ use memchr::memchr;
 use serde::Deserialize;
 
 pub use read::{Page, read_after, read_on};
+pub(crate) use scan::open_if_there;
 pub use scan::{Standing, standings};
 
 use crate::{files, footing};
@@ -172,20 +175,36 @@ pub struct Transcript {
     head: Head,
     staged_head: Head,
     staged: Vec<u8>,
+    /// Until something is written behind them.
+    missing: Option<Missing>,
+}
+
+/// Events that are known of and that the file does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// The last event of the file; 0: it is empty or not there.
+    pub held: Seq,
+    /// There was this one, and perhaps others behind it.
+    pub known: Seq,
 }
 
 impl Transcript {
     /// Reads where the transcript at `path` ends; it need not exist. Reads from
     /// the end until the newest event of a worker was seen, and changes nothing.
+    /// `known`: an event that it had at least; no number up to that is given out
+    /// again.
     ///
     /// # Errors
     /// [`TranscriptError::Read`].
-    pub fn open(path: &Path, session: SessionId) -> Result<Self, TranscriptError> {
+    pub fn open(path: &Path, session: SessionId, known: Seq) -> Result<Self, TranscriptError> {
         let read = |source| TranscriptError::Read {
             path: path.to_owned(),
             source,
         };
-        let end = scan::end(path).map_err(read)?;
+        let mut end = scan::end(path).map_err(read)?;
+        let held = end.head.sequence;
+        let missing = (held < known).then_some(Missing { held, known });
+        end.head.sequence = held.max(known);
         if end.damaged > 0 {
             tracing::warn!(
                 path = %path.display(),
@@ -208,6 +227,7 @@ impl Transcript {
             staged_head: end.head.clone(),
             head: end.head,
             staged: Vec::new(),
+            missing,
         })
     }
 
@@ -221,6 +241,18 @@ impl Transcript {
     #[must_use]
     pub fn last_sequence(&self) -> Seq {
         self.head.sequence
+    }
+
+    /// What the file does not hold, until the first commit.
+    #[must_use]
+    pub fn missing(&self) -> Option<Missing> {
+        self.missing
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// When the last event was written.
@@ -335,6 +367,7 @@ impl Transcript {
         match written {
             Ok(()) => {
                 self.head.clone_from(&self.staged_head);
+                self.missing = None;
                 Ok(())
             }
             Err(error) => {
@@ -377,6 +410,7 @@ impl Transcript {
     }
 
     fn open_file(&mut self) -> Result<File, Fault> {
+        scan::leads_somewhere(&self.path)?;
         let mut options = OpenOptions::new();
         options.append(true).create(true);
         let file = files::open_private(&self.path, &mut options)?;

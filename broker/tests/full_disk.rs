@@ -39,7 +39,7 @@ fn a18_nothing_is_half_written_and_all_goes_on_when_there_is_room_again() {
         .unwrap();
 
     let path = home.transcript(&"ses_1".into());
-    let mut transcript = Transcript::open(&path, "ses_1".into()).unwrap();
+    let mut transcript = Transcript::open(&path, "ses_1".into(), Seq(0)).unwrap();
     let event = RawValue::from_string(format!("\"{}\"", "x".repeat(333))).unwrap();
     let mut say = |count: u64| {
         for _ in 0..count {
@@ -74,7 +74,7 @@ fn a18_nothing_is_half_written_and_all_goes_on_when_there_is_room_again() {
     assert_eq!(numbers, (1..=after.0).collect::<Vec<_>>());
     assert_eq!(page.damaged, 0);
     assert_eq!(
-        Transcript::open(&path, "ses_1".into())
+        Transcript::open(&path, "ses_1".into(), Seq(0))
             .unwrap()
             .last_origin(Generation(1)),
         after

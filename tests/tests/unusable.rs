@@ -29,12 +29,21 @@ fn a_pipe(transcript: &Path) {
     nix::unistd::mkfifo(transcript, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
 }
 
+fn a_link_to_nowhere(transcript: &Path) {
+    fs::rename(transcript, aside(transcript)).expect("moved");
+    let nowhere = transcript.with_extension("nowhere");
+    std::os::unix::fs::symlink(nowhere, transcript).expect("a link");
+}
+
 #[test]
 fn a_chat_whose_transcript_cannot_be_opened_is_listed_and_comes_back() {
     type Change = fn(&Path);
-    let table: [(Change, Change); 2] = [
+    let table: [(Change, Change); 3] = [
         (a_folder, |path| fs::remove_dir(path).expect("removed")),
         (a_pipe, |path| fs::remove_file(path).expect("removed")),
+        (a_link_to_nowhere, |path| {
+            fs::remove_file(path).expect("removed");
+        }),
     ];
     for (spoil, clear) in table {
         let (mut ade, mut rpc) = started("");

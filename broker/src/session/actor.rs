@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::acquire::Starting;
 use super::depart::{Departing, Leave};
 use super::legacy::LegacyCards;
+use super::missing::tell_missing;
 use super::record::{Owed, RETRY};
 use super::steers::Lifted;
 use super::view::placeholder;
@@ -103,7 +104,12 @@ impl Actor {
         }: Left,
     ) -> Result<(Self, watch::Receiver<Arc<View>>), TranscriptError> {
         let path = shared.home.transcript(&row.session_id);
-        let transcript = Transcript::open(&path, row.session_id.clone())?;
+        let mut transcript = Transcript::open(&path, row.session_id.clone(), row.last_sequence)?;
+        // Before anybody reads it: nobody takes what is left for all there was.
+        if let Err(error) = tell_missing(&mut transcript) {
+            tracing::error!(session = %row.session_id, %error, "what is missing was not told");
+        }
+        transcript.rest();
         shared
             .hub
             .begin(&row.session_id, transcript.last_sequence());

@@ -188,9 +188,10 @@ impl Actor {
             owed.events.clear();
             let (session, turn) = (self.row.session_id.clone(), owed.turn.clone());
             let (status, error) = (owed.status, owed.error.clone());
+            let last = self.last_sequence();
             let ended = self.shared.state.run(move |state| {
                 state
-                    .end_turn(&session, &turn, status, error.as_deref())
+                    .end_turn(&session, &turn, status, error.as_deref(), last)
                     .map(drop)
             });
             if let Err(error) = ended.await {

@@ -56,6 +56,9 @@ pub struct SessionRow {
     pub last_error: Option<String>,
     /// When it was made: RFC 3339, UTC, milliseconds.
     pub created_at: String,
+    /// An event that its transcript had at least, when the row was read; 0: none is
+    /// known of.
+    pub last_sequence: Seq,
 }
 
 impl SessionRow {
@@ -90,6 +93,7 @@ impl SessionRow {
             last_status: None,
             last_error: None,
             created_at,
+            last_sequence: Seq(0),
         }
     }
 }

@@ -110,6 +110,9 @@ const MIGRATIONS: &[&str] = &[
     ) STRICT;
     CREATE INDEX steers_of_session ON steers (session_id, place);
 ",
+    "
+    ALTER TABLE sessions ADD COLUMN last_sequence INTEGER NOT NULL DEFAULT 0;
+",
 ];
 
 fn known() -> i64 {

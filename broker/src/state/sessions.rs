@@ -1,7 +1,7 @@
 //! Sessions.
 
 use ade_protocol::action::{ChatCreate, PermissionMode};
-use ade_protocol::{Generation, SessionId};
+use ade_protocol::{Generation, Seq, SessionId};
 use rusqlite::{Row, params};
 
 use super::rows::{from_word, signed, to_word, unsigned};
@@ -11,6 +11,14 @@ const COLUMNS: &str = "session_id, provider, lane, model, thinking, permission, 
     first_event_ms, session_file, provider_session_id, has_history, generation, rotate,
     force_expire, failed_reason, last_status, last_error, created_at, policy, replaced_agent,
     agent_told";
+
+/// What is only read: an event that the transcript had at least. The end of a turn
+/// leaves one, and so does the beginning of what is not over.
+const LAST_SEQUENCE: &str = "max(last_sequence,
+    coalesce((SELECT max(after_sequence) FROM turns
+              WHERE turns.session_id = sessions.session_id), 0),
+    coalesce((SELECT max(after_sequence) FROM queue
+              WHERE queue.session_id = sessions.session_id), 0))";
 
 fn session_row(row: &Row<'_>) -> Result<SessionRow, RowFault> {
     let id: String = row.get(0)?;
@@ -41,6 +49,7 @@ fn session_row(row: &Row<'_>) -> Result<SessionRow, RowFault> {
         policy: unsigned(row.get(19)?),
         replaced_agent: row.get(20)?,
         agent_told: row.get(21)?,
+        last_sequence: Seq(unsigned(row.get(22)?)),
     })
 }
 
@@ -137,10 +146,28 @@ impl State {
     /// # Errors
     /// [`StateError`].
     pub fn session(&self, session: &SessionId) -> Result<Option<SessionRow>, StateError> {
-        let sql = format!("SELECT {COLUMNS} FROM sessions WHERE session_id = ?1 AND deleted = 0");
+        let sql = format!(
+            "SELECT {COLUMNS}, {LAST_SEQUENCE} FROM sessions WHERE session_id = ?1 AND deleted = 0"
+        );
         Ok(self
             .query("read a session", &sql, [session.as_str()], session_row)?
             .pop())
+    }
+
+    /// An event that the transcript of a session had at least; 0: none is known of.
+    /// The row may be damaged otherwise.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn last_sequence(&self, session: &SessionId) -> Result<Seq, StateError> {
+        let sql = format!("SELECT {LAST_SEQUENCE} FROM sessions WHERE session_id = ?1");
+        let known = self.query(
+            "read where a transcript ended",
+            &sql,
+            [session.as_str()],
+            |row| Ok(Seq(unsigned(row.get(0)?))),
+        )?;
+        Ok(known.into_iter().next().unwrap_or_default())
     }
 
     /// All sessions but the deleted ones, oldest first. One whose row is damaged is
@@ -167,7 +194,9 @@ impl State {
     fn any_sessions(
         &self,
     ) -> Result<Vec<Result<SessionRow, (SessionRow, StateError)>>, StateError> {
-        let sql = format!("SELECT {COLUMNS} FROM sessions WHERE deleted = 0 ORDER BY rowid");
+        let sql = format!(
+            "SELECT {COLUMNS}, {LAST_SEQUENCE} FROM sessions WHERE deleted = 0 ORDER BY rowid"
+        );
         self.query(READ_ALL, &sql, [], any_row)
     }
 

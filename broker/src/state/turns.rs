@@ -195,7 +195,8 @@ impl State {
 
     /// Ends the running turn and remembers how, as one step. A completed turn
     /// leaves history in the session file. A message that waits does so no more, and
-    /// nobody asks about the turn's cards. False: this turn did not run.
+    /// nobody asks about the turn's cards. `last`: the last event of the transcript
+    /// by now, as far as it is known. False: this turn did not run.
     ///
     /// # Errors
     /// [`StateError`]; then it still runs.
@@ -205,6 +206,7 @@ impl State {
         turn: &TurnId,
         status: TurnStatus,
         error: Option<&str>,
+        last: Seq,
     ) -> Result<bool, StateError> {
         const OPERATION: &str = "end a turn";
         self.atomically(|state| {
@@ -216,9 +218,16 @@ impl State {
                 return Ok(false);
             }
             let sql = "UPDATE sessions SET last_status = ?2, last_error = ?3,
-                       has_history = max(has_history, ?4) WHERE session_id = ?1";
+                       has_history = max(has_history, ?4),
+                       last_sequence = max(last_sequence, ?5) WHERE session_id = ?1";
             let completed = status == TurnStatus::Completed;
-            let values = params![session.as_str(), to_word(&status), error, completed];
+            let values = params![
+                session.as_str(),
+                to_word(&status),
+                error,
+                completed,
+                signed(last.0)
+            ];
             state.execute(OPERATION, sql, values)?;
             Ok(true)
         })

@@ -57,7 +57,8 @@ fn done() -> Event {
 }
 
 fn tell(home: &Home, events: &[(&str, Event)]) {
-    let mut transcript = Transcript::open(&home.transcript(&SESSION.into()), SESSION.into());
+    let mut transcript =
+        Transcript::open(&home.transcript(&SESSION.into()), SESSION.into(), Seq(0));
     let transcript = transcript.as_mut().unwrap();
     for (turn, event) in events {
         let event = serde_json::to_vec(event).unwrap();

@@ -11,8 +11,7 @@ use std::path::Path;
 use ade_protocol::Seq;
 use bytes::Bytes;
 
-use super::{MAX_ENVELOPE, Place, TranscriptError};
-use crate::files;
+use super::{MAX_ENVELOPE, Place, TranscriptError, scan};
 
 /// A piece this small is read line by line.
 const SMALL: u64 = 64 * 1024;
@@ -69,9 +68,9 @@ pub fn read_on(
         path: path.to_owned(),
         source,
     };
-    match files::open_regular(path) {
-        Ok(file) => page(&file, next, (after, until), max_bytes).map_err(read),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Page {
+    match scan::open_if_there(path) {
+        Ok(Some(file)) => page(&file, next, (after, until), max_bytes).map_err(read),
+        Ok(None) => Ok(Page {
             reached_end: true,
             ..Page::default()
         }),

@@ -29,13 +29,34 @@ pub(super) struct End {
     pub(super) damaged: u64,
 }
 
+/// Opens a transcript to be read; `None`: there is none. A link to nowhere is no
+/// such thing: what it names may come back, with all that was written before.
+pub(crate) fn open_if_there(path: &Path) -> io::Result<Option<File>> {
+    match files::open_regular(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            leads_somewhere(path)?;
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// # Errors
+/// The path is a link to nowhere.
+pub(super) fn leads_somewhere(path: &Path) -> io::Result<()> {
+    if files::is_dangling(path) {
+        let why = "it is a link to nowhere; put back what it names, or remove the link";
+        return Err(io::Error::other(why));
+    }
+    Ok(())
+}
+
 /// Reads from the end until the last event and the newest event of a worker
 /// were seen.
 pub(super) fn end(path: &Path) -> io::Result<End> {
-    let file = match files::open_regular(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(End::default()),
-        Err(error) => return Err(error),
+    let Some(file) = open_if_there(path)? else {
+        return Ok(End::default());
     };
     let mut end = End {
         length: file.metadata()?.len(),
@@ -119,10 +140,8 @@ pub fn standings(
         .into_iter()
         .map(|turn| (turn.as_str().to_owned(), turn))
         .collect();
-    let file = match files::open_regular(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
-        Err(error) => return Err(error),
+    let Some(file) = open_if_there(path)? else {
+        return Ok(found);
     };
     let length = file.metadata()?.len();
     let mut lines = Backward::new(&file, length);

@@ -16,7 +16,11 @@ fn raw(text: &str) -> Box<RawValue> {
 }
 
 fn open(path: &Path) -> Transcript {
-    Transcript::open(path, "ses_1".into()).unwrap()
+    open_knowing(path, 0)
+}
+
+fn open_knowing(path: &Path, known: u64) -> Transcript {
+    Transcript::open(path, "ses_1".into(), Seq(known)).unwrap()
 }
 
 fn origin(generation: u64, seq: u64) -> Option<Origin> {
@@ -47,7 +51,7 @@ fn fill(transcript: &mut Transcript, count: u64, size: usize) {
 fn a_line_is_an_envelope() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("t.jsonl");
-    let mut transcript = Transcript::open(&path, "ses_\"1\"".into()).unwrap();
+    let mut transcript = Transcript::open(&path, "ses_\"1\"".into(), Seq(0)).unwrap();
     let event = raw("{\"type\":\n\"done\", \"a\":\"\\n\u{2028}\"}");
     let turn = TurnId::from("turn_\"x");
     let event = event.get().as_bytes();
@@ -502,4 +506,47 @@ fn a_file_that_is_not_there_any_more_fails_one_commit_and_the_numbers_go_on() {
             assert_eq!(numbers(&page), [4, 5], "{what}");
         }
     }
+}
+
+#[test]
+fn numbers_that_are_known_of_are_not_given_out_again() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("t.jsonl");
+    for held in [0, 2] {
+        let _ = fs::remove_file(&path);
+        fill(&mut open(&path), held, 10);
+        for known in [0, held] {
+            let transcript = open_knowing(&path, known);
+            assert_eq!(transcript.missing(), None);
+            assert_eq!(transcript.last_sequence(), Seq(held));
+        }
+        let mut transcript = open_knowing(&path, 7);
+        let missing = Missing {
+            held: Seq(held),
+            known: Seq(7),
+        };
+        assert_eq!(transcript.missing(), Some(missing));
+        let (sequence, _) = transcript.stage(WHEN, None, None, b"{}");
+        assert_eq!(sequence, Seq(8));
+        transcript.commit().unwrap();
+        assert_eq!(transcript.missing(), None);
+        assert_eq!(open_knowing(&path, 7).missing(), None);
+    }
+}
+
+#[test]
+fn a_link_to_nowhere_is_no_empty_transcript() {
+    let folder = TempDir::new().unwrap();
+    let (path, target) = (folder.path().join("t.jsonl"), folder.path().join("aside"));
+    let mut early = open(&path);
+    std::os::unix::fs::symlink(&target, &path).unwrap();
+    let error = Transcript::open(&path, "ses_1".into(), Seq(0)).unwrap_err();
+    assert!(matches!(error, TranscriptError::Read { .. }), "{error}");
+    assert!(standings(&path, vec!["t".into()], Seq(0)).is_err());
+    assert!(read_after(&path, Seq(0), 1).is_err());
+    early.stage(WHEN, None, None, b"{}");
+    assert!(matches!(early.commit(), Err(TranscriptError::Write { .. })));
+    assert!(!target.exists());
+    fs::write(&target, "").unwrap();
+    let _ = open(&path);
 }

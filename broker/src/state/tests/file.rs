@@ -69,6 +69,7 @@ fn a_queue_of_an_older_schema_has_no_steers_and_new_ones_are_kept() {
                ALTER TABLE turns DROP COLUMN after_sequence;
                ALTER TABLE sessions DROP COLUMN replaced_agent;
                ALTER TABLE sessions DROP COLUMN agent_told;
+               ALTER TABLE sessions DROP COLUMN last_sequence;
                DROP TABLE deaths;
                DROP TABLE steers;
                INSERT INTO queue (session_id, turn_id, prompt, queued_at)

@@ -34,12 +34,12 @@ fn a_session_runs_one_turn_and_remembers_how_it_ended() {
 
     assert!(
         !state
-            .end_turn(&id, &"t0".into(), TurnStatus::Completed, None)
+            .end_turn(&id, &"t0".into(), TurnStatus::Completed, None, Seq(0))
             .unwrap()
     );
     assert!(
         state
-            .end_turn(&id, &first, TurnStatus::Failed, Some("boom"))
+            .end_turn(&id, &first, TurnStatus::Failed, Some("boom"), Seq(9))
             .unwrap()
     );
     let row = state.session(&id).unwrap().unwrap();
@@ -50,10 +50,18 @@ fn a_session_runs_one_turn_and_remembers_how_it_ended() {
     assert!(!row.has_history);
     state.begin_turn(&turn("s", "t2")).unwrap();
     state
-        .end_turn(&id, &"t2".into(), TurnStatus::Completed, None)
+        .end_turn(&id, &"t2".into(), TurnStatus::Completed, None, Seq(0))
         .unwrap();
     let row = state.session(&id).unwrap().unwrap();
     assert!(row.has_history && row.last_error.is_none());
+    // What is known of the transcript only grows.
+    assert_eq!(row.last_sequence, Seq(9));
+    let next = TurnRow {
+        after: Seq(12),
+        ..turn("s", "t3")
+    };
+    state.begin_turn(&next).unwrap();
+    assert_eq!(state.last_sequence(&id).unwrap(), Seq(12));
 }
 
 #[test]
@@ -72,7 +80,7 @@ fn the_first_mark_of_a_turn_stays_and_ends_with_it() {
         assert_eq!(mark(&state).as_deref(), Some("first"));
     }
     state
-        .end_turn(&id, &turn_id, TurnStatus::Completed, None)
+        .end_turn(&id, &turn_id, TurnStatus::Completed, None, Seq(0))
         .unwrap();
     assert_eq!(mark(&state), None);
 }
@@ -117,7 +125,7 @@ fn the_queue_keeps_its_order_and_moves_as_one_step() {
     assert_eq!(rest, [TurnId::from("t2"), TurnId::from("t4")]);
     assert_eq!(state.clear_queue(&id).unwrap(), 2);
     state
-        .end_turn(&id, &"t1".into(), TurnStatus::Interrupted, None)
+        .end_turn(&id, &"t1".into(), TurnStatus::Interrupted, None, Seq(0))
         .unwrap();
     assert_eq!(state.start_queued(&id, "now").unwrap(), None);
 }
