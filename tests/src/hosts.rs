@@ -30,3 +30,22 @@ pub fn shell(folder: &Path, script: &str) -> String {
     let host = host.display().to_string();
     format!("[providers.scripted]\nhost = \"/bin/sh\"\nargs = [{host:?}]\n")
 }
+
+/// The same with a script whose first host in a lane is deaf to its input and to
+/// SIGTERM, and leaves its pid in `first`. Every later one runs `next`, then answers
+/// one message with `here`.
+///
+/// # Panics
+/// When the script cannot be written.
+#[must_use]
+pub fn deaf_at_first(folder: &Path, next: &str) -> String {
+    let script = format!(
+        "if [ ! -e first ]; then
+            trap '' TERM; echo $$ > first.new; mv first.new first
+            while :; do sleep 0.05; done
+        fi
+        {next}
+        start; message; text here; done_as completed; cat"
+    );
+    shell(folder, &script)
+}

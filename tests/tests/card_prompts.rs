@@ -73,6 +73,14 @@ fn run(ade: &Ade, prompt: &str) -> Terminal {
 
 const ASK: &str = "  [y] allow  [a] allow for this session  [n] deny: ";
 
+/// Where a text stands in what a terminal has shown.
+#[track_caller]
+fn place(shown: &str, text: &str) -> usize {
+    shown
+        .find(text)
+        .unwrap_or_else(|| panic!("{text}: {shown}"))
+}
+
 #[test]
 fn a_question_stands_behind_what_was_said_before_it() {
     let mut ade = Ade::new();
@@ -84,13 +92,11 @@ fn a_question_stands_behind_what_was_said_before_it() {
         );
         terminal.see(ASK);
         let shown = terminal.shown();
-        let place = |text: &str| {
-            shown
-                .find(text)
-                .unwrap_or_else(|| panic!("{text}: {shown}"))
-        };
-        assert!(place("first") < place("→ bash"), "{shown}");
-        assert!(place("→ bash") < place("? Run it?"), "{shown}");
+        assert!(place(&shown, "first") < place(&shown, "→ bash"), "{shown}");
+        assert!(
+            place(&shown, "→ bash") < place(&shown, "? Run it?"),
+            "{shown}"
+        );
         assert!(shown.ends_with(ASK), "{shown:?}");
         terminal.press("y\n");
         assert_eq!(terminal.end(), Some(0));
@@ -133,12 +139,10 @@ fn a_question_that_was_open_before_stands_behind_it_too() {
     let mut terminal = Terminal::run(&command);
     terminal.see(ASK);
     let shown = terminal.shown();
-    let place = |text: &str| {
-        shown
-            .find(text)
-            .unwrap_or_else(|| panic!("{text}: {shown}"))
-    };
-    assert!(place("→ bash") < place("? Run it?"), "{shown}");
+    assert!(
+        place(&shown, "→ bash") < place(&shown, "? Run it?"),
+        "{shown}"
+    );
     terminal.press("n\n");
     terminal.press("\u{4}");
     terminal.end();

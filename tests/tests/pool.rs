@@ -181,14 +181,9 @@ fn j10_a_host_that_ends_at_once_is_started_as_often_as_the_budget_says() {
 /// comes next waits for that.
 #[test]
 fn a_start_that_was_cancelled_is_gone_before_the_next_one_begins() {
-    let script = "if [ ! -e first ]; then
-            trap '' TERM; echo $$ > first.new; mv first.new first
-            while :; do sleep 0.05; done
-        fi
-        kill -0 $(cat first) 2> /dev/null && : > overlap
-        start; message; text here; done_as completed; cat";
     let ade = Ade::new();
-    let host = ade_tests::hosts::shell(ade.root(), script);
+    let overlaps = "kill -0 $(cat first) 2> /dev/null && : > overlap";
+    let host = ade_tests::hosts::deaf_at_first(ade.root(), overlaps);
     let config = format!("{host}dispose_grace_ms = 300\nterm_to_kill_ms = 300\n");
     let mut ade = ade.with_config(&config);
     ade.serve();

@@ -306,13 +306,8 @@ fn is_being_killed(pid: i32) -> bool {
 /// it is dead, and nothing has survived.
 #[test]
 fn what_dies_late_is_no_survivor() {
-    let script = "if [ ! -e first ]; then
-            trap '' TERM; echo $$ > first.new; mv first.new first
-            while :; do sleep 0.05; done
-        fi
-        start; message; text here; done_as completed; cat";
     let ade = Ade::new();
-    let host = ade_tests::hosts::shell(ade.root(), script);
+    let host = ade_tests::hosts::deaf_at_first(ade.root(), "");
     let config = format!("{host}dispose_grace_ms = 100\nterm_to_kill_ms = 100\n");
     let mut ade = ade.with_config(&config);
     ade.serve();

@@ -452,23 +452,8 @@ fn settle_pending(worker: &mut Worker) -> Vec<Lifted> {
     let mut lifted = Vec::new();
     for (id, pending) in worker.pending.drain() {
         match pending {
-            Pending::Steer {
-                turn,
-                prompt,
-                reply,
-            }
-            | Pending::Answered {
-                turn,
-                prompt,
-                reply,
-                ..
-            } => {
-                lifted.push(Lifted {
-                    id,
-                    turn,
-                    prompt,
-                    reply,
-                });
+            Pending::Steer(steer) | Pending::Answered(_, steer) => {
+                lifted.push(Lifted { id, steer });
             }
             other => other.refuse(&worker_gone()),
         }

@@ -407,47 +407,19 @@ impl Actor {
             }
             Some(Pending::Abort(_)) => {}
             // What a run took that is given up is not delivered.
-            Some(
-                Pending::Steer {
-                    turn,
-                    prompt,
-                    reply,
-                }
-                | Pending::Answered {
-                    turn,
-                    prompt,
-                    reply,
-                    ..
-                },
-            ) if self.machine.state() == State::Cancelling => {
+            Some(Pending::Steer(steer) | Pending::Answered(_, steer))
+                if self.machine.state() == State::Cancelling =>
+            {
                 let id = response.request_id.clone();
-                let response = Box::new(response);
-                let answered = Pending::Answered {
-                    response,
-                    turn,
-                    prompt,
-                    reply,
-                };
+                let answered = Pending::Answered(Box::new(response), steer);
                 worker.pending.insert(id, answered);
             }
             Some(Pending::Context(reply)) => {
                 let used = context_used(&response);
                 let _ = reply.send(used);
             }
-            Some(
-                Pending::Steer {
-                    turn,
-                    prompt,
-                    reply,
-                }
-                | Pending::Answered {
-                    turn,
-                    prompt,
-                    reply,
-                    ..
-                },
-            ) => {
-                self.steer_answered(&response, &turn, prompt, reply).await;
+            Some(Pending::Steer(steer) | Pending::Answered(_, steer)) => {
+                self.steer_answered(&response, steer).await;
             }
             Some(Pending::Plain { ask, reply }) => {
                 let result = if response.ok {

@@ -16,6 +16,7 @@ use ade_protocol::strict;
 use ade_protocol::{Generation, RequestId, TurnId, exit};
 
 use super::actor::Actor;
+use super::steers::Steer;
 use super::worker::Pending;
 use super::{Ask, Command, Reply, mark, replay, report, start};
 use crate::clock;
@@ -181,11 +182,11 @@ impl Actor {
             return;
         }
         let frame = ToWorker::Steer(request);
-        let pending = Pending::Steer {
+        let pending = Pending::Steer(Steer {
             turn,
             prompt,
             reply,
-        };
+        });
         if let Some(unasked) = self.tell(&frame, id.clone(), Some(bound::STEER), pending) {
             self.forget_steer(&id).await;
             let message = "the worker does not take messages now";
@@ -200,11 +201,11 @@ impl Actor {
         };
         // Nobody is there who asked.
         let (reply, _) = tokio::sync::oneshot::channel();
-        let pending = Pending::Steer {
+        let pending = Pending::Steer(Steer {
             turn,
             prompt,
             reply,
-        };
+        });
         worker.pending.insert(id.clone(), pending);
         self.watch_request(id, bound::STEER);
     }
@@ -271,7 +272,7 @@ impl Actor {
     pub(super) async fn overdue(&mut self, generation: Generation, request: &RequestId) {
         let waits = self.worker.as_ref().is_some_and(|worker| {
             let pending = worker.pending.get(request);
-            let answered = matches!(pending, Some(Pending::Answered { .. }));
+            let answered = matches!(pending, Some(Pending::Answered(..)));
             worker.generation == generation && pending.is_some() && !answered
         });
         if waits {

@@ -31,28 +31,32 @@ use crate::turn::{self, State};
 /// Bytes of a transcript that are read at once.
 const PIECE: usize = 1024 * 1024;
 
-/// A message for a turn whose worker went away before it said that it took it.
-pub(super) struct Lifted {
-    pub(super) id: RequestId,
+/// A message for a turn, and who waits to hear that its worker took it.
+pub(super) struct Steer {
     pub(super) turn: TurnId,
     pub(super) prompt: String,
     pub(super) reply: Reply<Steered>,
 }
 
+/// One whose worker went away before it said that it took it.
+pub(super) struct Lifted {
+    pub(super) id: RequestId,
+    pub(super) steer: Steer,
+}
+
 impl Actor {
-    /// A worker has answered to a message for `turn`.
-    pub(super) async fn steer_answered(
-        &mut self,
-        response: &Response,
-        turn: &TurnId,
-        prompt: String,
-        reply: Reply<Steered>,
-    ) {
+    /// A worker has answered to a message for a turn.
+    pub(super) async fn steer_answered(&mut self, response: &Response, steer: Steer) {
+        let Steer {
+            turn,
+            prompt,
+            reply,
+        } = steer;
         // Whoever sent it may be gone, with the last broker above all.
         let unheard = reply.is_closed().then(|| prompt.clone());
-        let steered = self.steered(response, turn, prompt);
+        let steered = self.steered(response, &turn, prompt);
         if let (Err(_), Some(prompt)) = (&steered, unheard) {
-            self.tell_of(turn, turn::steer_refused(&prompt));
+            self.tell_of(&turn, turn::steer_refused(&prompt));
         }
         if self.flush() {
             self.forget_steer(&response.request_id).await;
@@ -160,12 +164,9 @@ impl Actor {
             return Vec::new();
         };
         let waits = |(id, pending): (&RequestId, &Pending)| match pending {
-            Pending::Steer {
-                turn: of, prompt, ..
+            Pending::Steer(steer) | Pending::Answered(_, steer) if steer.turn == *turn => {
+                Some((id.clone(), steer.prompt.clone()))
             }
-            | Pending::Answered {
-                turn: of, prompt, ..
-            } if of == turn => Some((id.clone(), prompt.clone())),
             _ => None,
         };
         worker.pending.iter().filter_map(waits).collect()
@@ -265,12 +266,12 @@ impl Actor {
     /// while its turn is being recovered they wait, else they are refused.
     pub(super) async fn settle_lifted(&mut self) {
         for lifted in std::mem::take(&mut self.lifted) {
-            let Lifted {
-                id,
+            let Lifted { id, steer } = lifted;
+            let Steer {
                 turn,
                 prompt,
                 reply,
-            } = lifted;
+            } = steer;
             let its_own = self.machine.turn() == Some(&turn);
             let answer = if its_own && self.machine.is_replacing() {
                 self.take_steer(prompt).await.map(|sent| Steered {
@@ -299,17 +300,11 @@ impl Actor {
         };
         let answered = worker
             .pending
-            .extract_if(|_, pending| matches!(pending, Pending::Answered { .. }));
+            .extract_if(|_, pending| matches!(pending, Pending::Answered(..)));
         let answered: Vec<Pending> = answered.map(|(_, pending)| pending).collect();
         for pending in answered {
-            if let Pending::Answered {
-                response,
-                turn,
-                prompt,
-                reply,
-            } = pending
-            {
-                self.steer_answered(&response, &turn, prompt, reply).await;
+            if let Pending::Answered(response, steer) = pending {
+                self.steer_answered(&response, steer).await;
             }
         }
     }

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use ade_protocol::action::{ContextUsed, Steered};
+use ade_protocol::action::ContextUsed;
 use ade_protocol::frame::{Ack, Response, ToWorker, UiResponse};
 use ade_protocol::rpc::RpcError;
 use ade_protocol::{Generation, RequestId, Seq, TurnId};
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::escort::Process;
 use super::start::Started;
+use super::steers::Steer;
 use super::{Ask, Reply};
 use crate::link::{Connection, Link, LinkIn};
 use crate::pool::Place;
@@ -65,20 +66,11 @@ pub(super) enum Pending {
     Send(TurnId),
     /// How full the context is.
     Context(Reply<ContextUsed>),
-    /// A message into this turn.
-    Steer {
-        turn: TurnId,
-        prompt: String,
-        reply: Reply<Steered>,
-    },
+    /// A message into a turn.
+    Steer(Steer),
     /// The same, answered by a worker that may be replaced: whether it counts is
     /// known when that is.
-    Answered {
-        response: Box<Response>,
-        turn: TurnId,
-        prompt: String,
-        reply: Reply<Steered>,
-    },
+    Answered(Box<Response>, Steer),
     /// `abort`: that it is answered is all that counts, and only where it was told to
     /// this turn because of its silence.
     Abort(Option<TurnId>),
@@ -94,8 +86,8 @@ impl Pending {
         match self {
             Self::Send(_) | Self::Abort(_) => {}
             Self::Context(reply) => drop(reply.send(Err(error.clone()))),
-            Self::Steer { reply, .. } | Self::Answered { reply, .. } => {
-                drop(reply.send(Err(error.clone())));
+            Self::Steer(steer) | Self::Answered(_, steer) => {
+                drop(steer.reply.send(Err(error.clone())));
             }
             Self::Plain { reply, .. } => drop(reply.send(Err(error.clone()))),
         }

@@ -3,7 +3,7 @@
 use ade_protocol::card::Withdrawal;
 use ade_protocol::frame::code;
 
-use super::tests::{Rig, completed, fail, fresh, id, plain, send};
+use super::tests::{Rig, completed, fail, fresh, given_up, id, plain, send};
 use super::*;
 
 /// A turn `a` that was silent: its worker is to end it.
@@ -225,25 +225,6 @@ fn what_an_evicted_worker_shows_changes_nothing_else() {
     assert!(rig.on(Input::Worked(id("a"))).is_empty());
     rig.ready();
     assert_eq!(rig.sends("a"), 2);
-}
-
-/// A machine that takes over the worker of `a`, which another broker had given up.
-fn given_up(again: Again) -> Rig {
-    let legacy = Legacy {
-        sends: 0,
-        noted: true,
-        resumable: true,
-        evicted: false,
-        again: Some(again),
-        left: Duration::ZERO,
-        cancel: Duration::from_secs(2),
-    };
-    let message = (id("a"), "prompt a".to_owned());
-    Rig {
-        machine: Machine::attaching(fresh(), message, legacy),
-        generation: 1,
-        ..Rig::of(fresh())
-    }
 }
 
 fn takes_over(rig: &mut Rig, seen: bool, card: bool) -> Vec<Effect> {

@@ -1,6 +1,6 @@
 //! A replaced worker, by table.
 
-use super::tests::{Rig, completed, fail, fresh, id, plain, send};
+use super::tests::{Rig, completed, fail, fresh, given_up, id, plain, send};
 use super::*;
 use crate::classify::{AGENT_NOT_FOUND, STALE_TOKEN};
 
@@ -266,20 +266,7 @@ fn a_recovery_that_was_decided_is_not_decided_again() {
         // One that was heard is never sent again: its agent may be told to go on.
         let heard = (again == Again::Continue).then_some(seen(true));
         for adopted in [Adopted::NeverSent, seen(false)].into_iter().chain(heard) {
-            let legacy = Legacy {
-                sends: 0,
-                noted: true,
-                resumable: true,
-                evicted: false,
-                again: Some(again),
-                left: Duration::ZERO,
-                cancel: Duration::from_secs(2),
-            };
-            let message = (id("a"), "prompt a".to_owned());
-            let mut rig = Rig {
-                machine: Machine::attaching(fresh(), message, legacy),
-                ..Rig::new()
-            };
+            let mut rig = given_up(again);
             let mut effects = rig.on(Input::Adopted(Generation(1), adopted));
             if again == Again::Resend && adopted != Adopted::NeverSent {
                 assert_eq!(effects, [Effect::AbortSilent(id("a"))]);

@@ -48,6 +48,25 @@ pub(super) struct Rig {
     pub(super) effects: Vec<Effect>,
 }
 
+/// A machine that takes over the worker of `a`, which another broker had given up.
+pub(super) fn given_up(again: Again) -> Rig {
+    let legacy = Legacy {
+        sends: 0,
+        noted: true,
+        resumable: true,
+        evicted: false,
+        again: Some(again),
+        left: Duration::ZERO,
+        cancel: Duration::from_secs(2),
+    };
+    let message = (id("a"), "prompt a".to_owned());
+    Rig {
+        machine: Machine::attaching(fresh(), message, legacy),
+        generation: 1,
+        ..Rig::of(fresh())
+    }
+}
+
 impl Rig {
     pub(super) fn new() -> Self {
         Self::of(plain())
