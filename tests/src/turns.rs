@@ -197,14 +197,9 @@ impl Ade {
         is: impl Fn(&[Value]) -> bool,
     ) -> Vec<Value> {
         wait_within(label, PATIENCE, || {
-            let path = self.transcript_path(session);
-            let text = std::fs::read_to_string(path).unwrap_or_default();
-            // The last line may be half written.
-            let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-            let lines: Vec<Value> = whole
-                .lines()
-                .map(|line| serde_json::from_str(line).expect("a line of JSON"))
-                .collect();
+            // A broker that was killed may have left a line half, and one that runs
+            // may be writing the last.
+            let lines = self.transcript_so_far(session).unwrap_or_default().0;
             is(&lines).then_some(lines)
         })
     }

@@ -1,6 +1,7 @@
 //! Chats of one ade, and their transcripts on disk.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -84,8 +85,20 @@ impl Ade {
     #[must_use]
     #[track_caller]
     pub fn transcript_and_torn(&self, session: &str) -> (Vec<Value>, usize) {
-        let path = self.transcript_path(session);
-        let text = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        self.transcript_so_far(session)
+            .unwrap_or_else(|e| panic!("{}: {e}", self.transcript_path(session).display()))
+    }
+
+    /// The same of a file that need not be there yet.
+    ///
+    /// # Errors
+    /// As of reading it.
+    ///
+    /// # Panics
+    /// When a line is neither JSON nor the beginning of an envelope of this chat.
+    #[track_caller]
+    pub fn transcript_so_far(&self, session: &str) -> io::Result<(Vec<Value>, usize)> {
+        let text = fs::read(self.transcript_path(session))?;
         let start = format!("{{\"sessionId\":\"{session}\"");
         let mut lines = Vec::new();
         let mut torn = 0;
@@ -100,6 +113,6 @@ impl Ade {
                 }
             }
         }
-        (lines, torn)
+        Ok((lines, torn))
     }
 }
