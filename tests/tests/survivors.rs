@@ -31,8 +31,10 @@ impl Freezer {
         }
         let freezer = Self { path };
         freezer.write("cgroup.procs", &pid.to_string());
-        freezer.write("freezer.state", "FROZEN");
         wait_true("it is frozen", || {
+            // Once is not enough: one that waits for its vforked child, which was
+            // frozen before it, is only frozen when it is asked again.
+            freezer.write("freezer.state", "FROZEN");
             let state = std::fs::read_to_string(freezer.path.join("freezer.state"));
             state.is_ok_and(|state| state.trim() == "FROZEN")
         });
