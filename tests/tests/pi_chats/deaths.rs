@@ -49,36 +49,28 @@ fn a_worker_that_is_told_to_end_takes_everything_along() {
     goes_on(&pi, &chat, &status);
 }
 
-#[test]
-fn a_worker_that_is_killed_leaves_nothing() {
+/// One of a chat's two processes is killed in the middle of a turn.
+#[track_caller]
+fn killed_leaves_nothing(which: &str) {
     let pi = PiAde::serve();
     let (chat, mut rpc, turn) = busy(&pi);
-    signal(pi.pid(&chat, "workerPid"), Signal::SIGKILL);
+    signal(pi.pid(&chat, which), Signal::SIGKILL);
     pi.wait_only_broker(DEAD_WITHIN);
-    let events = rpc.until_done(&turn);
-    let error = error_of(&events);
+    let error = error_of(&rpc.until_done(&turn));
     assert_eq!(error["category"], "exited");
-    assert!(
-        error["message"].as_str().unwrap().contains("SIGKILL"),
-        "{error}"
-    );
+    let message = error["message"].as_str().expect("a sentence");
+    assert!(message.contains("SIGKILL"), "{error}");
     goes_on(&pi, &chat, "failed");
 }
 
 #[test]
+fn a_worker_that_is_killed_leaves_nothing() {
+    killed_leaves_nothing("workerPid");
+}
+
+#[test]
 fn a_host_that_is_killed_leaves_nothing() {
-    let pi = PiAde::serve();
-    let (chat, mut rpc, turn) = busy(&pi);
-    signal(pi.pid(&chat, "hostPid"), Signal::SIGKILL);
-    pi.wait_only_broker(DEAD_WITHIN);
-    let events = rpc.until_done(&turn);
-    let error = error_of(&events);
-    assert_eq!(error["category"], "exited");
-    assert!(
-        error["message"].as_str().unwrap().contains("SIGKILL"),
-        "{error}"
-    );
-    goes_on(&pi, &chat, "failed");
+    killed_leaves_nothing("hostPid");
 }
 
 #[test]
