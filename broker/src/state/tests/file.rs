@@ -133,9 +133,11 @@ fn a_database_that_finds_no_descriptor_says_so_whatever_it_wanted_to_open() {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         child.args([NAME, "--test-threads=1"]).env(CHILD, &told);
         child.stdout(std::process::Stdio::null());
-        // Other tests of this process collect whatever has ended, this one too: what
-        // counts is what it leaves behind when all went well.
-        let ended = child.status();
+        // Tests of sessions in this process collect and end every child that was
+        // not started like this.
+        let (child, exit) = crate::reap::spawn(&mut child).unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let ended = crate::reap::wait_for(child.id().cast_signed(), &exit, deadline);
         assert!(told.exists(), "{ended:?}");
         return;
     };
