@@ -418,10 +418,9 @@ impl Actor {
             || (self.departing.as_ref()).is_some_and(|departing| departing.stuck.is_none())
             || (self.worker.as_ref()).is_some_and(|worker| worker.leaving.is_some())
             || self.machine.state() == State::Stopping;
-        let at_work =
-            self.worker.is_some() || self.starting.is_some() || self.machine.state() != State::Idle;
-        if !ending && !at_work {
-            // A chat that rests keeps no descriptor.
+        if !ending && self.worker.is_none() && self.outbox.is_empty() {
+            // A chat that rests, or waits for a worker, keeps no descriptor: any
+            // number of them may.
             self.transcript.rest();
         }
         if !ending {
