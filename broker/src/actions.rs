@@ -424,7 +424,11 @@ fn arguments_of<T: DeserializeOwned>(arguments: Value) -> Result<T, RpcError> {
     })
 }
 
-fn answer<T: Serialize>(result: &T) -> Result<Box<RawValue>, RpcError> {
+/// A result as it is sent.
+///
+/// # Errors
+/// It cannot be written as JSON.
+pub(crate) fn answer<T: Serialize>(result: &T) -> Result<Box<RawValue>, RpcError> {
     serde_json::value::to_raw_value(result)
         .map_err(|error| RpcError::failed("failed", exit::FAILED, error.to_string()))
 }

@@ -50,6 +50,9 @@ const WRITE_QUEUE: usize = 4;
 /// Subscriptions of one connection. One more is refused.
 const SUBSCRIPTIONS: usize = 256;
 
+/// What a client that stays is offered.
+const CAPABILITIES: &[&str] = &["events", "cards"];
+
 /// What the handlers of one connection share.
 struct Client {
     manager: Arc<Manager>,
@@ -222,33 +225,9 @@ impl Client {
     }
 
     fn initialize(&self, params: &InitializeParams) -> Result<InitializeResult, RpcError> {
-        if params.protocol_version != PROTOCOL_VERSION {
-            let message = format!(
-                "this client speaks version {}, the broker (pid {}, ade {}) speaks {PROTOCOL_VERSION}",
-                params.protocol_version, self.about.runtime.pid, self.about.runtime.version
-            );
-            return Err(RpcError::failed("version", exit::FAILED, message)
-                .hint("`ade serve --replace` starts a broker of this client's version"));
-        }
-        // Who answers is shown to other people; it is only a name.
-        let name: String = params
-            .client_name
-            .chars()
-            .filter(|c| !c.is_control())
-            .take(64)
-            .collect();
-        *lock(&self.name) = Some(if name.is_empty() {
-            "a client".into()
-        } else {
-            name
-        });
-        let mut runtime_info = self.about.runtime.clone();
-        runtime_info.default_role = format!("{:?}", self.standing.role).to_lowercase();
-        Ok(InitializeResult {
-            protocol_version: PROTOCOL_VERSION,
-            runtime_info,
-            capabilities: vec!["events".into(), "cards".into()],
-        })
+        let (name, told) = introduce(&self.about, &self.standing, params, CAPABILITIES)?;
+        *lock(&self.name) = Some(name);
+        Ok(told)
     }
 
     fn subscribe(self: &Arc<Self>, params: &SubscribeParams) -> Result<Answered, RpcError> {
@@ -302,13 +281,56 @@ impl subscription::Feed {
     }
 }
 
+/// What a client is called, and what it is told of the broker.
+///
+/// # Errors
+/// It speaks another version.
+pub(crate) fn introduce(
+    about: &About,
+    standing: &Standing,
+    params: &InitializeParams,
+    capabilities: &[&str],
+) -> Result<(String, InitializeResult), RpcError> {
+    if params.protocol_version != PROTOCOL_VERSION {
+        let message = format!(
+            "this client speaks version {}, the broker (pid {}, ade {}) speaks {PROTOCOL_VERSION}",
+            params.protocol_version, about.runtime.pid, about.runtime.version
+        );
+        return Err(RpcError::failed("version", exit::FAILED, message)
+            .hint("`ade serve --replace` starts a broker of this client's version"));
+    }
+    // Who answers is shown to other people; it is only a name.
+    let name: String = params
+        .client_name
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(64)
+        .collect();
+    let name = if name.is_empty() {
+        "a client".into()
+    } else {
+        name
+    };
+    let mut runtime_info = about.runtime.clone();
+    runtime_info.default_role = format!("{:?}", standing.role).to_lowercase();
+    let told = InitializeResult {
+        protocol_version: PROTOCOL_VERSION,
+        runtime_info,
+        capabilities: capabilities.iter().map(ToString::to_string).collect(),
+    };
+    Ok((name, told))
+}
+
 fn done<T: Serialize>(result: &T) -> Result<Answered, RpcError> {
-    let result = serde_json::value::to_raw_value(result)
-        .map_err(|error| RpcError::failed("failed", exit::FAILED, error.to_string()))?;
+    let result = actions::answer(result)?;
     Ok(Answered { result, then: None })
 }
 
-fn params<T: DeserializeOwned>(call: &Call) -> Result<T, RpcError> {
+/// The parameters of a request.
+///
+/// # Errors
+/// They are others.
+pub(crate) fn params<T: DeserializeOwned>(call: &Call) -> Result<T, RpcError> {
     let text = call.params.as_deref().map_or("{}", RawValue::get);
     strict::from_str(text).map_err(|error| {
         let message = format!("the parameters of {} do not fit: {error}", call.method);

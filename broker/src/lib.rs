@@ -37,7 +37,6 @@ pub mod pool;
 pub mod preflight;
 pub mod providers;
 pub mod reap;
-mod refusal;
 mod remains;
 pub mod session;
 pub mod shared;
@@ -53,6 +52,7 @@ pub mod transcript;
 pub mod turn;
 mod unknown;
 pub mod usage;
+mod visit;
 
 mod serve;
 pub use serve::{ServeError, ServeOptions, serve};

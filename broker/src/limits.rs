@@ -2,7 +2,13 @@
 //!
 //! A broker keeps a few descriptors per worker and per client. Running out of
 //! them makes every later failure obscure, so the limit is raised at the start
-//! and room is checked before something is begun that needs several.
+//! and room is checked before something takes any.
+//!
+//! What may be refused leaves more of them free than what matters more: a worker
+//! is not started with the last ones that clients could have, no client stays
+//! with the last ones that a visit could have, and no visit takes those of the
+//! files that it is answered from. So whoever fills a broker, with chats or with
+//! clients, can still look at it and stop things.
 //!
 //! What this module does not do: lower the limit again for children. They
 //! inherit the raised one.
@@ -14,9 +20,18 @@ use ade_protocol::exit;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Descriptors that are kept free for what cannot be refused: the log, the
-/// database, a client that wants to know what is wrong.
-const RESERVE: u64 = 32;
+/// Descriptors that stay free when a worker gets its place: for clients, and for
+/// the files of chats that are at work.
+const BESIDE_WORKERS: u64 = 32;
+
+/// Descriptors that stay free of clients that stay, and that a worker which has
+/// its place does not take either: for visits, and for what these are answered
+/// from.
+const BESIDE_CLIENTS: u64 = 16;
+
+/// Descriptors that stay free of connections: for the log, the database, a
+/// transcript, the table of processes, the end of a worker.
+const BESIDE_VISITS: u64 = 8;
 
 /// Descriptors that a broker at rest has open, and a few more: with less it could
 /// not even say what is wrong.
@@ -36,7 +51,7 @@ pub enum LimitError {
         open: u64,
         /// The most.
         limit: u64,
-        /// How many are needed, the reserve included.
+        /// How many are needed, those included that stay free.
         wanted: u64,
     },
 }
@@ -71,21 +86,34 @@ pub fn raise_nofile() -> io::Result<(u64, u64)> {
     Ok((soft, hard))
 }
 
+/// What a connection that was just accepted may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// A client that stays as long as it likes.
+    Stay,
+    /// A client that looks or stops something, and goes.
+    Visit,
+    /// One that has to go at once.
+    None,
+}
+
 /// Open descriptors and the limit.
 ///
 /// # Errors
 /// The list of descriptors cannot be read.
 pub fn fd_usage() -> io::Result<(u64, u64)> {
-    // One of them is the listing's own.
-    let open = std::fs::read_dir(OWN_DESCRIPTORS)?
-        .count()
-        .saturating_sub(1);
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    Ok((open as u64, soft))
+    match std::fs::read_dir(OWN_DESCRIPTORS) {
+        // One of them is the listing's own.
+        Ok(listing) => Ok((listing.count().saturating_sub(1) as u64, soft)),
+        Err(error) if hint_for(&error).is_some() => Ok((soft, soft)),
+        Err(error) => Err(error),
+    }
 }
 
-/// Whether `wanted` more descriptors can be opened with a reserve left. When
-/// the usage cannot be read the answer is yes: the open itself will tell.
+/// Whether a worker that has its place finds the `wanted` descriptors that it
+/// takes. When the usage cannot be read the answer is yes: the open itself will
+/// tell.
 ///
 /// # Errors
 /// [`LimitError::NoRoom`].
@@ -93,6 +121,25 @@ pub fn check_room(wanted: u64) -> Result<(), LimitError> {
     match fd_usage() {
         Ok((open, limit)) => room(open, limit, wanted),
         Err(_) => Ok(()),
+    }
+}
+
+/// What a connection that was just accepted may be, where `promised` more
+/// descriptors are somebody else's already.
+#[must_use]
+pub fn room_of_client(promised: u64) -> Room {
+    fd_usage().map_or(Room::Stay, |(open, limit)| {
+        of_client(limit.saturating_sub(open), promised)
+    })
+}
+
+fn of_client(free: u64, promised: u64) -> Room {
+    if free >= BESIDE_CLIENTS.saturating_add(promised) {
+        Room::Stay
+    } else if free >= BESIDE_VISITS {
+        Room::Visit
+    } else {
+        Room::None
     }
 }
 
@@ -121,15 +168,15 @@ fn open_some(count: usize) -> io::Result<()> {
     opened.map(drop)
 }
 
-/// How many times `each` more descriptors can be opened with a reserve left. When
-/// the usage cannot be read there is no end of it: the open itself will tell.
+/// How many more workers may get a place that take `each` descriptors. When the
+/// usage cannot be read there is no end of them: the open itself will tell.
 #[must_use]
 pub fn room_for(each: u64) -> usize {
     fd_usage().map_or(usize::MAX, |(open, limit)| so_many(open, limit, each))
 }
 
 fn so_many(open: u64, limit: u64, each: u64) -> usize {
-    let free = limit.saturating_sub(open).saturating_sub(RESERVE);
+    let free = limit.saturating_sub(open).saturating_sub(BESIDE_WORKERS);
     usize::try_from(free / each.max(1)).unwrap_or(usize::MAX)
 }
 
@@ -158,7 +205,7 @@ pub fn hint_for(error: &io::Error) -> Option<String> {
 }
 
 fn room(open: u64, limit: u64, wanted: u64) -> Result<(), LimitError> {
-    let wanted = wanted.saturating_add(RESERVE);
+    let wanted = wanted.saturating_add(BESIDE_CLIENTS);
     if open.saturating_add(wanted) > limit {
         return Err(LimitError::NoRoom {
             open,
@@ -191,13 +238,34 @@ mod tests {
     #[test]
     fn room_is_refused_before_the_kernel_would() {
         assert!(room(100, 1024, 10).is_ok());
-        assert!(room(1024 - RESERVE - 10, 1024, 10).is_ok());
-        assert!(room(1024 - RESERVE - 9, 1024, 10).is_err());
+        assert!(room(1024 - BESIDE_CLIENTS - 10, 1024, 10).is_ok());
+        assert!(room(1024 - BESIDE_CLIENTS - 9, 1024, 10).is_err());
         assert!(room(0, 1024, u64::MAX).is_err());
-        for (open, expected) in [(100, 111), (1024 - RESERVE - 8, 1), (1024 - RESERVE - 7, 0)] {
-            assert_eq!(so_many(open, 1024, 8), expected, "{open}");
+        for (free, expected) in [(924, 111), (BESIDE_WORKERS + 8, 1), (BESIDE_WORKERS + 7, 0)] {
+            assert_eq!(so_many(1024 - free, 1024, 8), expected, "{free}");
         }
         assert_eq!(so_many(2000, 1024, 8), 0);
+    }
+
+    #[test]
+    fn what_fills_a_broker_leaves_room_for_what_matters_more() {
+        // No worker gets its place any more: clients stay.
+        let free = BESIDE_WORKERS + 7;
+        assert_eq!(so_many(1024 - free, 1024, 8), 0);
+        assert_eq!(of_client(free, 0), Room::Stay);
+        // No client stays any more: one that has its place starts, others visit.
+        for starting in 0..9 {
+            let promised = starting * 8;
+            let mut free = 1024;
+            while of_client(free - 1, promised) == Room::Stay {
+                free -= 1;
+            }
+            assert!(room(1024 - free, 1024, promised).is_ok(), "{starting}");
+            assert_eq!(of_client(free - 1, promised), Room::Visit, "{starting}");
+        }
+        assert_eq!(of_client(BESIDE_VISITS, 0), Room::Visit);
+        assert_eq!(of_client(BESIDE_VISITS - 1, 0), Room::None);
+        assert_eq!(of_client(0, 0), Room::None);
     }
 
     #[test]

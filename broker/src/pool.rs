@@ -114,6 +114,13 @@ impl Pool {
         self.lock().line.counts()
     }
 
+    /// Descriptors that belong to workers which have a place and may not have taken
+    /// them yet.
+    #[must_use]
+    pub fn promised(&self) -> u64 {
+        DESCRIPTORS * self.lock().line.starting() as u64
+    }
+
     /// Whether there is no place for one more worker of this kind, starts under
     /// way aside.
     #[must_use]

@@ -36,6 +36,7 @@ use crate::config::Config;
 use crate::footing::{self, Footing, Ground};
 use crate::home::{Home, HomeError};
 use crate::hub::Hub;
+use crate::limits::Room;
 use crate::link::Registry;
 use crate::lock::{BrokerLock, LockError};
 use crate::manager::Manager;
@@ -48,7 +49,7 @@ use crate::state::{State, StateHandle};
 use crate::strays;
 use crate::stuck::Stuck;
 use crate::sweep::Kept;
-use crate::{ancestry, clock, endpoint, leftovers, limits, refusal, sweep, takeover, unknown};
+use crate::{ancestry, clock, endpoint, leftovers, limits, sweep, takeover, unknown, visit};
 
 /// How long all sessions may take to stop. The escort of each has bounds of its
 /// own; this one only guards the broker's end.
@@ -68,11 +69,16 @@ const LAST_LOOK: Duration = Duration::from_secs(1);
 /// but the disk.
 const HANDOVER_BOUND: Duration = Duration::from_secs(5);
 
-/// Connections that are served at once. One more is told so and let go.
+/// Connections that stay at once, where there are descriptors for them. One more
+/// is a visit.
 const CONNECTIONS: usize = 512;
 
-/// Connections that are being told so. One more is told and not listened to.
-const REFUSALS: usize = 64;
+/// Visits at once. One more is told why and not listened to.
+const VISITS: usize = 64;
+
+/// Descriptors of a worker that was taken over and is at work: its connection,
+/// its transcript, and what its end is waited for with.
+const TAKEN_OVER: u64 = 3;
 
 /// How a broker is started.
 #[derive(Debug)]
@@ -174,6 +180,7 @@ impl Broker {
             hub,
             fence,
             pool: Arc::new(pool),
+            pidfds: limits::room_for(TAKEN_OVER) >= takeover.workers().len(),
             stuck: Stuck::default(),
             home: home.clone(),
         };
@@ -366,21 +373,27 @@ impl Broker {
         let Some((stream, peer)) = admit(accepted).await else {
             return;
         };
-        let Ok(place) = Arc::clone(&places.serve).try_acquire_owned() else {
-            tracing::warn!("{CONNECTIONS} clients are connected; one more was refused");
-            let Ok(place) = Arc::clone(&places.refuse).try_acquire_owned() else {
-                return refusal::brush_off(&stream, CONNECTIONS);
-            };
-            let (manager, about) = (Arc::clone(&self.manager), Arc::clone(&self.about));
-            tokio::spawn(async move {
-                refusal::refuse(stream, peer, CONNECTIONS, (&manager, &about)).await;
-                drop(place);
-            });
-            return;
-        };
         let (manager, about) = (Arc::clone(&self.manager), Arc::clone(&self.about));
+        let room = limits::room_of_client(manager.shared().pool.promised());
+        let place = Arc::clone(&places.stay).try_acquire_owned();
+        let refused = match (room, place) {
+            (Room::Stay, Ok(place)) => {
+                tokio::spawn(async move {
+                    endpoint::serve(stream, peer, manager, about).await;
+                    drop(place);
+                });
+                return;
+            }
+            (Room::Stay, Err(_)) => visit::too_many(CONNECTIONS),
+            (Room::Visit | Room::None, _) => visit::no_descriptors(),
+        };
+        tracing::warn!("a client was not let stay: {}", refused.message);
+        let place = Arc::clone(&places.visit).try_acquire_owned();
+        let (Room::Stay | Room::Visit, Ok(place)) = (room, place) else {
+            return visit::brush_off(&stream, &refused);
+        };
         tokio::spawn(async move {
-            endpoint::serve(stream, peer, manager, about).await;
+            visit::receive(stream, peer, refused, (&manager, &about)).await;
             drop(place);
         });
     }
@@ -388,9 +401,14 @@ impl Broker {
     fn worker(&self, accepted: std::io::Result<(tokio::net::UnixStream, socket::Peer)>) {
         let shared = Arc::clone(self.manager.shared());
         tokio::spawn(async move {
-            if let Some((stream, _)) = admit(accepted).await
-                && let Some(stranger) = shared.registry.welcome(stream).await
-            {
+            let Some((stream, _)) = admit(accepted).await else {
+                return;
+            };
+            if limits::room_of_client(0) == Room::None {
+                tracing::error!("there is no descriptor for a worker that reports: it comes again");
+                return;
+            }
+            if let Some(stranger) = shared.registry.welcome(stream).await {
                 unknown::send_away(&shared.home, shared.fence, stranger).await;
             }
         });
@@ -399,15 +417,15 @@ impl Broker {
 
 /// How many clients there may be.
 struct Places {
-    serve: Arc<Semaphore>,
-    refuse: Arc<Semaphore>,
+    stay: Arc<Semaphore>,
+    visit: Arc<Semaphore>,
 }
 
 impl Default for Places {
     fn default() -> Self {
         Self {
-            serve: Arc::new(Semaphore::new(CONNECTIONS)),
-            refuse: Arc::new(Semaphore::new(REFUSALS)),
+            stay: Arc::new(Semaphore::new(CONNECTIONS)),
+            visit: Arc::new(Semaphore::new(VISITS)),
         }
     }
 }

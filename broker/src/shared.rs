@@ -39,6 +39,9 @@ pub struct Shared {
     pub fence: Fence,
     /// Places for workers.
     pub pool: Arc<Pool>,
+    /// Whether there is a descriptor to spare for each worker that is taken over:
+    /// its end is waited for with one, and else looked for.
+    pub pidfds: bool,
     /// Sessions beside whose last worker nothing is started.
     pub stuck: Stuck,
 }

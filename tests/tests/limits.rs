@@ -98,11 +98,28 @@ fn what_finds_no_descriptors_waits_and_idle_workers_make_room() {
     }
 }
 
+/// What a broker has open once its start is over.
+fn open_at_rest(ade: &Ade) -> usize {
+    let folder = format!("/proc/{}/fd", ade.broker_pid());
+    let (mut last, mut times) = (0, 0);
+    wait_until("it opens and closes nothing any more", || {
+        let open = fs::read_dir(&folder).expect("its descriptors").count();
+        times = if open == last { times + 1 } else { 0 };
+        last = open;
+        (times == 20).then_some(open)
+    })
+}
+
 #[test]
 fn only_where_no_worker_at_all_could_start_a_turn_fails_for_it() {
     let mut ade = Ade::new();
-    // Less than what is kept free for what cannot be refused.
-    ade.serve_within(limited("--nofile=40:40"));
+    ade.serve();
+    let open = open_at_rest(&ade);
+    ade.stop_broker();
+    // Enough for a few clients, and too few for a worker beside the first of them.
+    let limit = open + 22;
+    ade.serve_within(limited(&format!("--nofile={limit}:{limit}")));
+    assert_eq!(open_at_rest(&ade), open);
     let mut rpc = ade.rpc();
     let chat = ade.scripted_chat(&mut rpc, 60_000);
     for _ in 0..2 {

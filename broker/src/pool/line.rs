@@ -88,7 +88,8 @@ impl Line {
         self.limits.max_workers.min(self.most.max(1))
     }
 
-    fn starting(&self) -> usize {
+    /// Workers that have a place and may not have taken yet what they need.
+    pub(super) fn starting(&self) -> usize {
         self.holders
             .values()
             .filter(|holder| holder.starting)

@@ -149,7 +149,7 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
         identity: identity.clone(),
         mark: entry.mark.clone(),
         cgroup: crate::cgroups::of(&entry),
-        exit: watch_exit(identity),
+        exit: watch_exit(identity, shared.pidfds),
     };
     let met = tokio::select! {
         () = cancel.cancelled() => Err(start::cancelled()),
@@ -287,11 +287,13 @@ async fn meet(
     Ok((hello, link))
 }
 
-/// Tells of the end of a process that is not our child.
-pub(super) fn watch_exit(identity: ProcessIdentity) -> watch::Receiver<Option<Exit>> {
+/// Tells of the end of a process that is not our child. `pidfd`: it may keep a
+/// descriptor for that.
+pub(super) fn watch_exit(identity: ProcessIdentity, pidfd: bool) -> watch::Receiver<Option<Exit>> {
     let (tx, rx) = watch::channel(None);
     tokio::spawn(async move {
-        if let Ok(Some(pidfd)) = process::pidfd(&identity)
+        if pidfd
+            && let Ok(Some(pidfd)) = process::pidfd(&identity)
             && let Some(pidfd) = readable(pidfd)
         {
             // Readable once and for all when the process has ended.

@@ -350,7 +350,7 @@ pub(crate) fn watch_over(shared: &Arc<Shared>, row: &SessionRow, kept: Kept) {
         identity: identity.clone(),
         mark: entry.mark,
         cgroup,
-        exit: super::adopt::watch_exit(identity),
+        exit: super::adopt::watch_exit(identity, shared.pidfds),
     };
     let timing = shared.config.worker_timing(&row.provider);
     let place = shared.pool.take(&row.session_id, &row.provider);

@@ -25,7 +25,7 @@ pub(super) async fn a_place_with_room(plan: &Plan) -> Place {
     loop {
         let place = a_place(plan).await;
         let alone = plan.shared.pool.counts().0 <= 1;
-        if alone || limits::check_room(DESCRIPTORS).is_ok() {
+        if alone || limits::room_for(DESCRIPTORS) > 0 {
             return place;
         }
         drop(place);

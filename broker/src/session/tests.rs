@@ -128,6 +128,7 @@ impl Rig {
             hub,
             fence: Fence(1),
             pool: Arc::new(pool),
+            pidfds: true,
             stuck: crate::stuck::Stuck::default(),
             config,
             home,

@@ -305,6 +305,13 @@ async fn running(client: &mut Client, report: &mut Report) {
         );
         report.hand("broker", text, "ade serve --replace");
     }
+    if !client.broker.capabilities.iter().any(|can| can == "events") {
+        let text = format!(
+            "{} clients are connected, and one more cannot stay",
+            status.clients
+        );
+        report.hand("clients", text, "end some of them");
+    }
     let (open, limit) = status.fds;
     if open.saturating_mul(10) > limit.saturating_mul(8) {
         let text = format!("{open} of {limit} file descriptors are in use");
