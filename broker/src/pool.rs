@@ -53,6 +53,8 @@ pub struct Pool {
     hub: Arc<Hub>,
     born: Instant,
     limits: Limits,
+    /// For how many more workers the process has room.
+    room: Box<dyn Fn() -> usize + Send + Sync>,
     inner: Mutex<Inner>,
 }
 
@@ -90,6 +92,7 @@ impl Pool {
             hub,
             born: clock::now(),
             limits: starts,
+            room: Box::new(|| limits::room_for(DESCRIPTORS)),
             inner: Mutex::new(Inner {
                 line: Line::new(places),
                 measured: None,
@@ -162,7 +165,7 @@ impl Pool {
         let waited_for = inner.line.counts().1 > 0;
         if waited_for && inner.measured.is_none_or(|at| now >= at + MEASURED) {
             inner.measured = Some(now);
-            inner.line.set_room(limits::room_for(DESCRIPTORS));
+            inner.line.set_room((self.room)());
         }
         for news in inner.line.settle(|session| self.hub.watches(session)) {
             let (ticket, standing) = match news {
@@ -238,6 +241,27 @@ impl Place {
         }
     }
 
+    /// Whether there still is room for the worker of this place: others may have
+    /// taken meanwhile what was free when it was given. If not, this is a request
+    /// again, and stands where it stood. Whoever has the only place is told by its
+    /// start.
+    #[must_use]
+    pub fn confirm(&self) -> bool {
+        let mut inner = self.pool.lock();
+        let alone = inner.line.counts().0 <= 1;
+        if alone || (self.pool.room)() > 0 {
+            return true;
+        }
+        inner.line.give_back(self.ticket);
+        if let Some(told) = inner.told.get(&self.ticket) {
+            told.send_replace(Standing::New);
+        }
+        // What was measured before does not hold.
+        inner.measured = None;
+        self.pool.settle(&mut inner);
+        false
+    }
+
     /// The worker has started.
     pub fn started(&self) {
         self.pool.change(|line, _| line.started(self.ticket));
@@ -278,6 +302,8 @@ impl Drop for Place {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     fn pool(max_workers: usize) -> Arc<Pool> {
@@ -290,6 +316,41 @@ mod tests {
     }
 
     const LONG: Duration = Duration::from_secs(10);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_that_has_lost_its_room_is_the_first_to_be_given_again() {
+        let room = Arc::new(AtomicUsize::new(2));
+        let mut pool = pool(9);
+        let measured = Arc::clone(&room);
+        Arc::get_mut(&mut pool).expect("nobody else").room =
+            Box::new(move || measured.load(Ordering::Relaxed));
+        let mut works = pool.ask(&"works".into(), "x");
+        assert_eq!(works.next(0).await, None);
+        assert!(works.confirm());
+        works.started();
+        room.store(1, Ordering::Relaxed);
+        let mut first = pool.ask(&"first".into(), "x");
+        let mut second = pool.ask(&"second".into(), "x");
+        assert_eq!((first.next(0).await, second.next(0).await), (None, Some(1)));
+        // Clients came before it could start.
+        room.store(0, Ordering::Relaxed);
+        assert!(!first.confirm());
+        let mut third = pool.ask(&"third".into(), "x");
+        assert_eq!(first.next(0).await, Some(1));
+        assert_eq!(second.next(1).await, Some(2));
+        assert_eq!(third.next(0).await, Some(3));
+        assert_eq!(pool.counts(), (1, 3));
+        room.store(1, Ordering::Relaxed);
+        assert_eq!(first.next(1).await, None);
+        assert!(first.confirm());
+        assert_eq!(second.next(2).await, Some(1), "one more has no room");
+        first.started();
+        assert_eq!(second.next(1).await, None);
+        // One that is alone is told by its start that there is none.
+        drop((works, first, third));
+        room.store(0, Ordering::Relaxed);
+        assert!(second.confirm());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_request_waits_for_a_place_and_is_told_where_it_stands() {
