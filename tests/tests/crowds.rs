@@ -13,17 +13,23 @@ use serde_json::{Value, json};
 /// As many connections as a broker serves.
 const CONNECTIONS: usize = 512;
 
-/// Idle clients, and as many more that wait to hear that they are too many.
+/// As many idle clients as are served, each of which was answered, and as many
+/// more that wait to hear that they are too many.
 fn crowd(ade: &Ade, more: usize) -> Vec<Rpc> {
     let connect = || Rpc::connect_raw(&ade.socket());
-    let mut crowd: Vec<Rpc> = (0..CONNECTIONS).map(|_| connect()).collect();
-    // The broker has taken all of them once it refuses one.
-    crowd.push(wait_until("one is too many", || {
-        let mut last = connect();
-        last.write(b"{\"jsonrpc\":\"2.0\",\"id\":\"x\",\"method\":\"ade/ping\"}\n");
-        let answer = last.line(PATIENCE)?;
-        answer["error"].is_object().then_some(last)
-    }));
+    let mut crowd = Vec::new();
+    // Who came before may not have left yet.
+    wait_true("all places are taken", || {
+        loop {
+            let mut next = connect();
+            next.write(b"{\"jsonrpc\":\"2.0\",\"id\":\"x\",\"method\":\"ade/ping\"}\n");
+            let answer = next.line(PATIENCE).expect("an answer");
+            if answer["error"].is_object() {
+                return crowd.len() == CONNECTIONS;
+            }
+            crowd.push(next);
+        }
+    });
     crowd.extend((0..more).map(|_| connect()));
     crowd
 }
