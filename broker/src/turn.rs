@@ -44,6 +44,13 @@
 //! the second send (module `late`). A run that has ended by itself, with its worker
 //! or with an error, needs none of it.
 //!
+//! Messages for the turn that the worker had taken ([`Effect::TellSteers`]) are not
+//! given to the one that comes. They have been promised as delivered and stand in
+//! the turn as said, and nobody can prove that the agent did not hand one to a model
+//! which acted on it in silence. Sending them on could deliver one twice; saying
+//! nothing loses it. So each is told once, when its worker is let go, and whether it
+//! is said again is the user's.
+//!
 //! Messages that wait run in order when the turn before them has ended, however
 //! it ended; a stop ends them all. Two kinds differ: a steer that found no worker to take it belongs
 //! to the turn that ran then, and is dropped with one notice when that turn is
@@ -70,7 +77,8 @@ use ade_protocol::{Generation, TurnId};
 pub use again::{ENDED_BY_USER, SENT, over, read_over};
 pub use machine::Machine;
 pub(crate) use texts::{
-    dropped_by_recovery, steer_refused, steer_told_late, steer_unknown, steer_unread, unsent,
+    dropped_by_recovery, steer_let_go, steer_refused, steer_told_late, steer_unknown, steer_unread,
+    unsent,
 };
 
 /// Time since any fixed moment, on a clock that does not jump.
@@ -378,6 +386,10 @@ pub enum Effect {
     Disarm(TurnId),
     /// Evict the worker whatever it does and stop it by the ladder.
     Poison,
+    /// Tell of each message for the turn that a worker took which is let go before
+    /// anything of the turn was seen: no other one is given it. Before another one is
+    /// sent anything.
+    TellSteers(TurnId),
     /// Stop the worker politely.
     Dispose,
     /// Withdraw all open cards.

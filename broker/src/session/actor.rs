@@ -15,7 +15,7 @@ use super::depart::{Departing, Leave};
 use super::legacy::LegacyCards;
 use super::missing::tell_missing;
 use super::record::{Owed, RETRY};
-use super::steers::Lifted;
+use super::steers::{Lifted, Taken};
 use super::view::placeholder;
 use super::worker::{News, Worker, from_worker};
 use super::{Command, Left, View};
@@ -65,6 +65,9 @@ pub(super) struct Actor {
     /// Messages for a turn of which the last broker had not heard what became of
     /// them, until the worker has told.
     pub(super) left_steers: Vec<SteerRow>,
+    /// Messages for the running turn that its worker took while nothing of the turn
+    /// was seen; at most [`super::steers::MAX_TAKEN`].
+    pub(super) taken_steers: Vec<Taken>,
     /// Messages for this turn that its agent had not read when it ended, until that
     /// is told.
     pub(super) unread: Option<(TurnId, Vec<String>)>,
@@ -141,6 +144,7 @@ impl Actor {
             last_error,
             lifted: Vec::new(),
             unread: None,
+            taken_steers: Vec::new(),
             left_steers: Vec::new(),
             rx,
             transcript,
@@ -215,6 +219,7 @@ impl Actor {
             }
             self.settle_lifted().await;
             self.flush();
+            self.settle_taken().await;
             if let Some(failure) = self.broken.take() {
                 self.give_up(failure).await;
             }
@@ -368,6 +373,7 @@ impl Actor {
             Effect::Arm { rotate, again } => self.arm(rotate, again).await,
             Effect::Disarm(turn) => self.disarm(turn).await,
             Effect::Poison => self.dismiss(),
+            Effect::TellSteers(turn) => self.tell_let_go(&turn).await,
             Effect::Dispose => self.ask_to_leave(),
             Effect::Withdraw(why) => {
                 self.open_legacy_cards(|_| true);

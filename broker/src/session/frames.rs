@@ -155,7 +155,14 @@ impl Actor {
             .as_ref()
             .is_some_and(|worker| worker.can_steer && worker.linked);
         if let Some(turn) = running.filter(|_| can) {
-            self.steer_worker(turn, prompt, reply).await;
+            if self.takes_steers() {
+                self.steer_worker(turn, prompt, reply).await;
+            } else {
+                let message = "the running turn has too many messages to go on with already";
+                let refused = RpcError::failed("queue_full", exit::FAILED, message)
+                    .hint("wait until the agent answers, or end the turn with `ade chat abort`");
+                let _ = reply.send(Err(refused));
+            }
             return;
         }
         let queued = self.take_steer(prompt).await;
@@ -400,7 +407,6 @@ impl Actor {
                 }
                 self.note_unread(generation, &turn, &response).await;
                 self.input(Input::Ended(generation, turn, ending)).await;
-                self.tell_unread();
             }
             Some(Pending::Abort(Some(turn))) if self.machine.turn() == Some(&turn) => {
                 self.input(Input::AbortAnswered(generation)).await;

@@ -6,15 +6,20 @@
 //! an end that is never heard says nothing. An answer that comes when the turn is
 //! over belongs to no other turn.
 //!
-//! Each stands in `state.db` while it is on its way. When its broker dies in between,
-//! the worker tells the next one whether its agent took it; of one of which it knows
-//! nothing, or that has no worker any more, the chat is told just that.
+//! One that was taken while nothing of the turn was seen is lost when that worker is
+//! let go: the turn goes on with another one that knows nothing of it, or ends. It is
+//! told of then, once, and not sent on (module [`crate::turn`] says why).
+//!
+//! Each stands in `state.db` while it is on its way, and until its turn is seen or
+//! over. When its broker dies in between, the worker tells the next one whether its
+//! agent took it; of one of which it knows nothing, or that has no worker any more,
+//! the chat is told just that.
 
 use std::path::Path;
 
 use ade_protocol::action::Steered;
 use ade_protocol::event::{Envelope, Event, NoticeLevel, Via};
-use ade_protocol::frame::{Response, SendResult, SteerOutcome, SteerResult};
+use ade_protocol::frame::{Response, SendResult, SteerOutcome, SteerResult, WorkerState};
 use ade_protocol::rpc::RpcError;
 use ade_protocol::{Generation, RequestId, Seq, TurnId, exit, strict};
 
@@ -38,6 +43,28 @@ pub(super) struct Steer {
     pub(super) reply: Reply<Steered>,
 }
 
+/// Messages of which that is remembered for one turn. Before it is seen it takes no
+/// more.
+pub(super) const MAX_TAKEN: usize = WorkerState::MAX_STEERS;
+
+/// A message that a worker took for a turn of which nothing is seen yet.
+pub(super) struct Taken {
+    id: RequestId,
+    turn: TurnId,
+    prompt: String,
+}
+
+/// What the transcript says of the messages that were on their way when a broker
+/// died.
+struct Left {
+    /// The chat was told what became of these.
+    told: Vec<SteerRow>,
+    /// They were taken.
+    taken: Vec<SteerRow>,
+    /// It says nothing of these.
+    unsaid: Vec<SteerRow>,
+}
+
 /// One whose worker went away before it said that it took it.
 pub(super) struct Lifted {
     pub(super) id: RequestId,
@@ -54,14 +81,71 @@ impl Actor {
         } = steer;
         // Whoever sent it may be gone, with the last broker above all.
         let unheard = reply.is_closed().then(|| prompt.clone());
-        let steered = self.steered(response, &turn, prompt);
+        let id = response.request_id.clone();
+        let steered = self.steered(response, &turn, prompt.clone());
         if let (Err(_), Some(prompt)) = (&steered, unheard) {
             self.tell_of(&turn, turn::steer_refused(&prompt));
         }
         if self.flush() {
-            self.forget_steer(&response.request_id).await;
+            match &steered {
+                Ok(_) => self.taken(id, turn, prompt).await,
+                Err(_) => self.forget_steer(&id).await,
+            }
         }
         let _ = reply.send(steered);
+    }
+
+    /// A message that was taken is said. Until its turn is seen nobody knows whether
+    /// more is to be said of it.
+    async fn taken(&mut self, id: RequestId, turn: TurnId, prompt: String) {
+        if self.machine.is_unheard(&turn) {
+            self.taken_steers.push(Taken { id, turn, prompt });
+        } else {
+            self.forget_steer(&id).await;
+        }
+    }
+
+    /// Whether the running turn takes another message.
+    pub(super) fn takes_steers(&self) -> bool {
+        let asked = self.machine.turn();
+        let asked = asked.map_or(0, |turn| self.unanswered(turn).len());
+        self.taken_steers.len() + asked < MAX_TAKEN
+    }
+
+    /// Nothing more is to be said of messages whose turn was seen, or is over.
+    pub(super) async fn settle_taken(&mut self) {
+        let machine = &self.machine;
+        let is_settled = |taken: &mut Taken| !machine.is_unheard(&taken.turn);
+        let settled: Vec<Taken> = self.taken_steers.extract_if(.., is_settled).collect();
+        for taken in settled {
+            self.forget_steer(&taken.id).await;
+        }
+    }
+
+    /// The worker of this turn is let go: tells of what it took and nobody read, as
+    /// far as that is known. On disk before another worker can be sent anything.
+    pub(super) async fn tell_let_go(&mut self, turn: &TurnId) {
+        let unread = self.unread.take_if(|(of, _)| of == turn);
+        let mut unread = unread.map(|(_, texts)| texts).unwrap_or_default();
+        let taken = std::mem::take(&mut self.taken_steers);
+        for Taken { prompt, .. } in taken.iter().filter(|taken| taken.turn == *turn) {
+            let told = match unread.iter().position(|text| is_of(text, prompt)) {
+                Some(at) => {
+                    unread.remove(at);
+                    turn::steer_unread(true, prompt)
+                }
+                None => turn::steer_let_go(prompt),
+            };
+            self.emit(Some(turn), &notice(told));
+        }
+        for text in unread {
+            self.emit(Some(turn), &notice(turn::steer_unread(true, &text)));
+        }
+        if self.flush() {
+            for taken in taken {
+                self.forget_steer(&taken.id).await;
+            }
+        }
     }
 
     /// Tells something of a message for this turn.
@@ -124,7 +208,7 @@ impl Actor {
         let mut unanswered = self.unanswered(turn);
         let mut texts = Vec::new();
         for text in unread(response) {
-            let asked = |(_, prompt): &(RequestId, String)| prompt.starts_with(&text);
+            let asked = |(_, prompt): &(RequestId, String)| is_of(&text, prompt);
             let asked = unanswered.iter().position(asked);
             let asked = asked.map(|at| unanswered.swap_remove(at).0);
             if replaced && asked.is_some() {
@@ -146,16 +230,6 @@ impl Actor {
         let texts = unread.map(|(_, texts)| texts).unwrap_or_default();
         let told = |text: String| notice(turn::steer_unread(false, &text));
         texts.into_iter().map(told).collect()
-    }
-
-    /// Tells of them although the turn has not ended: another worker takes it.
-    pub(super) fn tell_unread(&mut self) {
-        let Some((turn, texts)) = self.unread.take() else {
-            return;
-        };
-        for text in texts {
-            self.emit(Some(&turn), &notice(turn::steer_unread(true, &text)));
-        }
     }
 
     /// The messages for this turn of which nobody was told yet what became of them.
@@ -228,14 +302,29 @@ impl Actor {
             }
         };
         let read = tokio::task::spawn_blocking(move || said_already(&path, rows));
-        let Ok((said, left)) = read.await else { return };
-        for row in said {
+        let Ok(Left {
+            told,
+            taken,
+            unsaid,
+        }) = read.await
+        else {
+            return;
+        };
+        for row in told {
             self.forget_steer(&row.request_id).await;
         }
-        self.left_steers = left;
+        for row in taken {
+            self.taken(row.request_id, row.turn_id, row.prompt).await;
+        }
+        self.left_steers = unsaid;
         let taken_over = (self.starting.as_ref()).is_some_and(|starting| starting.takeover);
-        if !taken_over {
-            self.settle_left_steers(None).await;
+        if taken_over {
+            return;
+        }
+        self.settle_left_steers(None).await;
+        if let Some(turn) = self.machine.turn().cloned() {
+            // It goes on with another worker than the one that took them.
+            self.tell_let_go(&turn).await;
         }
     }
 
@@ -251,12 +340,18 @@ impl Actor {
                 self.await_steer(id, turn, row.prompt);
                 continue;
             }
-            if taken.contains(&id) {
-                self.said(&turn, row.prompt);
+            let is_taken = taken.contains(&id);
+            if is_taken {
+                self.said(&turn, row.prompt.clone());
             } else {
                 self.tell_of(&turn, turn::steer_unknown(&row.prompt));
             }
-            if self.flush() {
+            if !self.flush() {
+                continue;
+            }
+            if is_taken {
+                self.taken(id, turn, row.prompt).await;
+            } else {
                 self.forget_steer(&id).await;
             }
         }
@@ -310,41 +405,70 @@ impl Actor {
     }
 }
 
-/// Parts messages into those that the transcript holds and the others. One that
-/// can't be read holds none. Blocks.
-fn said_already(path: &Path, rows: Vec<SteerRow>) -> (Vec<SteerRow>, Vec<SteerRow>) {
-    let (mut said, mut left) = (Vec::new(), rows);
-    let mut after = left.iter().map(|row| row.after).min().unwrap_or(Seq(0));
-    while !left.is_empty() {
-        let Ok(page) = transcript::read_after(path, after, PIECE) else {
+/// Parts messages by what the transcript holds of them. One that can't be read holds
+/// nothing. Blocks.
+fn said_already(path: &Path, rows: Vec<SteerRow>) -> Left {
+    let mut left = Left {
+        told: Vec::new(),
+        taken: Vec::new(),
+        unsaid: rows,
+    };
+    let mut after = left.unsaid.iter().map(|row| row.after).min();
+    while let Some(from) = after.filter(|_| !left.is_told()) {
+        let Ok(page) = transcript::read_after(path, from, PIECE) else {
             break;
         };
+        after = page.events.last().map(|(seq, _)| *seq);
         for (seq, line) in &page.events {
-            after = *seq;
-            let Ok(envelope) = strict::from_slice::<Envelope<Event>>(line) else {
-                continue;
-            };
-            let text = match envelope.event {
-                Event::UserMessage {
-                    text,
-                    via: Via::Steer,
-                } => text,
-                _ => continue,
-            };
-            let is = |row: &SteerRow| {
-                row.prompt == text
-                    && *seq > row.after
-                    && Some(&row.turn_id) == envelope.turn_id.as_ref()
-            };
-            if let Some(at) = left.iter().position(is) {
-                said.push(left.remove(at));
+            if let Ok(envelope) = strict::from_slice::<Envelope<Event>>(line)
+                && let Some(turn) = &envelope.turn_id
+            {
+                left.hear(*seq, turn, &envelope.event);
             }
         }
-        if page.reached_end || page.events.is_empty() {
+        if page.reached_end {
             break;
         }
     }
-    (said, left)
+    left
+}
+
+impl Left {
+    fn is_told(&self) -> bool {
+        self.taken.is_empty() && self.unsaid.is_empty()
+    }
+
+    /// Takes what stands in the transcript of this turn.
+    fn hear(&mut self, seq: Seq, turn: &TurnId, event: &Event) {
+        let is = |row: &SteerRow| row.turn_id == *turn && seq > row.after;
+        match event {
+            Event::UserMessage { text, via } if *via == Via::Steer => {
+                let said = |row: &SteerRow| is(row) && row.prompt == *text;
+                if let Some(at) = self.unsaid.iter().position(said) {
+                    self.taken.push(self.unsaid.remove(at));
+                }
+            }
+            Event::Notice { message, .. } => {
+                let texts = |row: &SteerRow| {
+                    [
+                        turn::steer_let_go(&row.prompt),
+                        turn::steer_unread(true, &row.prompt),
+                    ]
+                };
+                let told = |row: &SteerRow| is(row) && texts(row).contains(message);
+                if let Some(at) = self.taken.iter().position(told) {
+                    self.told.push(self.taken.remove(at));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether this names the message, by its beginning where it is long.
+fn is_of(named: &str, prompt: &str) -> bool {
+    let whole = named.chars().count() < SendResult::UNDELIVERED_CHARS;
+    (whole && named == prompt) || (!whole && prompt.starts_with(named))
 }
 
 fn notice(message: String) -> Event {

@@ -47,6 +47,8 @@ enum Letter {
     Abort,
     /// The worker answers it.
     Aborted,
+    /// The worker takes a message for the running turn.
+    Taken,
     /// A worker that was evicted shows that its agent worked on the message.
     Worked,
     Stop,
@@ -71,7 +73,7 @@ enum Letter {
     Old,
 }
 
-const ALPHABET: [Letter; 31] = [
+const ALPHABET: [Letter; 32] = [
     Letter::Send,
     Letter::Steer,
     Letter::Replace,
@@ -90,6 +92,7 @@ const ALPHABET: [Letter; 31] = [
     Letter::Exited,
     Letter::Abort,
     Letter::Aborted,
+    Letter::Taken,
     Letter::Worked,
     Letter::Gone,
     Letter::Stop,

@@ -144,7 +144,13 @@ impl Machine {
     pub(super) fn evict_worked(&mut self, now: Mono, out: &mut Vec<Effect>) {
         out.push(Effect::Withdraw(Withdrawal::Recycled));
         self.evict(out);
+        self.tell_steers(out);
         self.finish_unknown(now, out);
+    }
+
+    /// The worker of the running turn is let go, if it is not gone already.
+    pub(super) fn tell_steers(&self, out: &mut Vec<Effect>) {
+        out.extend(self.turn().cloned().map(Effect::TellSteers));
     }
 
     /// The end of a run that obeyed the abort after it had been heard.

@@ -314,7 +314,7 @@ fn a_run_that_is_to_end_has_what_is_left_of_its_time_with_the_next_broker() {
         takes_over(&mut rig, false, false);
         let effects = end(&mut rig);
         assert!(
-            effects.ends_with(&[Effect::Poison, Effect::Acquire]),
+            effects.ends_with(&[Effect::Poison, Effect::TellSteers(id("a")), Effect::Acquire]),
             "{effects:?}"
         );
         rig.ready();

@@ -113,6 +113,14 @@ impl Machine {
         self.worker
     }
 
+    /// Whether nothing was seen of what was sent last for this turn, which runs: it
+    /// may yet go on with another worker.
+    #[must_use]
+    pub fn is_unheard(&self, turn: &TurnId) -> bool {
+        let running = self.running.as_ref();
+        running.is_some_and(|running| running.id == *turn && !running.seen)
+    }
+
     /// Whether the running turn's worker is being replaced.
     #[must_use]
     pub fn is_replacing(&self) -> bool {

@@ -138,6 +138,7 @@ impl Machine {
         // have, and the next one waits for them.
         self.worker = None;
         out.push(Effect::Poison);
+        out.push(Effect::TellSteers(running.id.clone()));
         self.deadline = None;
         self.quiet = Quiet::Off;
         if running.again.is_some() {

@@ -45,6 +45,7 @@ fn r07_an_expired_token_before_any_event_is_met_without_a_word() {
             again,
         },
         Effect::Poison,
+        Effect::TellSteers(id("a")),
         Effect::Acquire,
     ];
     assert_eq!(effects, expected, "the same agent, and nothing is told");
@@ -213,7 +214,11 @@ fn a_silent_run_has_its_moment_to_end() {
         for input in late {
             assert!(rig.on(input).is_empty(), "{how}");
         }
-        assert_eq!(end(&mut rig), [Effect::Poison, Effect::Acquire], "{how}");
+        assert_eq!(
+            end(&mut rig),
+            [Effect::Poison, Effect::TellSteers(id("a")), Effect::Acquire],
+            "{how}"
+        );
         rig.ready();
         assert!(rig.on(Input::AbortAnswered(generation)).is_empty(), "{how}");
         assert_eq!(rig.sends("a"), 2, "{how}");
@@ -274,7 +279,7 @@ fn a_recovery_that_was_decided_is_not_decided_again() {
                 effects = rig.pass(1);
             }
             assert!(
-                effects.ends_with(&[Effect::Poison, Effect::Acquire]),
+                effects.ends_with(&[Effect::Poison, Effect::TellSteers(id("a")), Effect::Acquire]),
                 "{again:?} {adopted:?}: the worker was given up: {effects:?}"
             );
             rig.generation = 1;

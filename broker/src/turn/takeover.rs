@@ -181,6 +181,9 @@ impl Machine {
     /// another worker; for any other nothing is done on a guess.
     pub(super) fn takeover_failed(&mut self, failure: Failure, now: Mono, out: &mut Vec<Effect>) {
         let resumable = self.legacy.is_some_and(|legacy| legacy.resumable);
+        if self.state == State::Attaching {
+            self.tell_steers(out);
+        }
         let Some(running) = &self.running else { return };
         match self.state {
             State::Attaching if running.stop_requested => self.finish_interrupted(now, out),

@@ -79,7 +79,7 @@ fn a_turn_that_was_taken_over_goes_on() {
 
     let mut rig = attach(0, true);
     let effects = rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
-    assert_eq!(effects, [Effect::Acquire], "it was never sent");
+    assert!(effects.ends_with(&[Effect::Acquire]), "it was never sent");
     rig.ready();
     assert_eq!(rig.sends("a"), 1);
 

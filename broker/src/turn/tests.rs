@@ -174,7 +174,10 @@ fn silence_is_recycled_once_and_then_told() {
     let effects = rig.pass(1);
     assert!(effects.contains(&Effect::AbortSilent(id("a"))));
     let effects = rig.on(Input::AbortAnswered(Generation(1)));
-    assert_eq!(effects, [Effect::Poison, Effect::Acquire]);
+    assert_eq!(
+        effects,
+        [Effect::Poison, Effect::TellSteers(id("a")), Effect::Acquire]
+    );
     rig.ready();
     assert_eq!(rig.sends("a"), 2);
     rig.pass(90);

@@ -195,6 +195,15 @@ pub(crate) fn steer_unread(replaced: bool, text: &str) -> String {
     unsent(&why, text)
 }
 
+/// A steer that the worker took which is let go, without a word of whether its agent
+/// had read it.
+pub(crate) fn steer_let_go(prompt: &str) -> String {
+    let why = "Your message for this turn went to a worker that ended or was replaced before \
+               anything of the turn was shown, and it was not sent to another one. Whether the \
+               agent had read it is not known. Send it again if you still want it.";
+    unsent(why, prompt)
+}
+
 /// A steer whose worker said that it took it only when its turn was over.
 pub(crate) fn steer_told_late(prompt: &str) -> String {
     let why = "Your message for a turn was taken by the agent as that turn ended. Whether the agent \

@@ -123,6 +123,31 @@ fn freeze(which: &str) {
     assert!(!is_alive(frozen), "{which}");
 }
 
+/// A steer that the frozen agent had taken: its model never got it, nor does the one
+/// that the message is sent to again, and the chat says so.
+#[test]
+fn a_steer_that_a_frozen_host_took_is_told_of() {
+    let pi = PiAde::serve();
+    let (chat, mut rpc, turn) = wedged(&pi, "lost", 4000);
+    let asked = json!({"sessionId": chat, "prompt": "and this"});
+    assert_eq!(rpc.call("chat.steer", asked)["outcome"], "queued");
+    signal(pi.pid(&chat, "hostPid"), Signal::SIGSTOP);
+    let events = rpc.until_done(&turn);
+    assert_eq!(status_of(&events), "completed", "{events:#?}");
+    let notices = of_type(&events, "notice");
+    let texts: Vec<&str> = notices
+        .iter()
+        .filter_map(|notice| notice["message"].as_str())
+        .collect();
+    assert_eq!(texts.len(), 2, "{texts:?}");
+    assert!(
+        texts[0].contains("not sent to another one") && texts[0].contains("and this"),
+        "{texts:?}"
+    );
+    assert!(texts[1].contains("stopped responding"), "{texts:?}");
+    assert_eq!(pi.contexts()[1..], vec![vec!["before", "lost"]; 2]);
+}
+
 #[test]
 fn a_frozen_host_is_replaced() {
     freeze("hostPid");

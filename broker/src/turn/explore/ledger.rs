@@ -21,6 +21,9 @@ pub(super) struct Message {
     pub(super) stopped: bool,
     /// It stands in the table of waiting messages.
     pub(super) on_disk: bool,
+    /// Its worker took a message for it, and what became of that nobody knows yet:
+    /// the turn was not heard, and it was not told.
+    pub(super) took: bool,
 }
 
 /// What the effects so far have done.
@@ -39,6 +42,9 @@ pub(super) struct Ledger {
     pub(super) rotates: bool,
     /// The next send is the second one.
     pub(super) planned: bool,
+    /// What is told last is the end of the run, which says what was not read, or
+    /// nothing can be told any more.
+    pub(super) has_last_word: bool,
 }
 
 impl Ledger {
@@ -78,6 +84,11 @@ impl Ledger {
                 );
                 message.ends += 1;
                 message.on_disk = false;
+                let vanished = message.took && unwritten;
+                assert!(
+                    !vanished || self.has_last_word,
+                    "a message for the turn vanished"
+                );
             }
             Effect::Drop { turn, .. } => {
                 let message = self.of(turn);
@@ -104,6 +115,12 @@ impl Ledger {
                 // One that was told to go on had been heard before that.
                 let heard = message.seen && message.sends == 1;
                 assert!(message.ends == 0 && !heard, "told to end though heard");
+            }
+            Effect::TellSteers(turn) => {
+                assert!(!self.worker, "told of a worker that stays");
+                let message = self.of(turn);
+                assert!(message.begun && message.ends == 0, "told after its end");
+                message.took = false;
             }
             Effect::Arm { rotate, again } => self.armed(*rotate, *again),
             Effect::Disarm(turn) => {
@@ -141,6 +158,10 @@ impl Ledger {
         let message = self.of(turn);
         assert!(message.begun && message.ends == 0, "sent after its end");
         assert!(!message.stopped, "sent although the user had ended it");
+        assert!(
+            !message.took,
+            "a message that the last worker took is not told"
+        );
         message.sends += 1;
         assert!(message.sends <= 2, "sent more than twice");
         assert_eq!(again.is_some(), message.sends == 2);

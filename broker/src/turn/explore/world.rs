@@ -68,6 +68,7 @@ impl World {
         (message.begun, message.sends) = (true, sends + u8::from(noted && resumable));
         message.seen = again == Some(Again::Continue);
         message.silent = matches!(again, Some(Again::Reconnect | Again::Continue));
+        message.took = noted;
         let legacy = Legacy {
             sends,
             resumable,
@@ -155,12 +156,26 @@ impl World {
         }
     }
 
+    /// The worker takes a message for the running turn.
+    fn taken(&mut self) {
+        let turn = self.machine.turn().cloned();
+        if let Some(turn) = turn.filter(|turn| self.machine.is_unheard(turn))
+            && self.machine.state() == State::AwaitingFirstEvent
+        {
+            self.ledger.of(&turn).took = true;
+        }
+    }
+
     fn ended(&mut self, ending: Ending) {
         if ending.shows_work() {
             self.shows();
         }
         if let Some(turn) = self.machine.turn().cloned() {
+            // Of a run that ends as it was told to nothing counts.
+            let counts = self.machine.state() != State::Cancelling || ending.shows_work();
+            self.ledger.has_last_word = counts;
             self.on(Input::Ended(Generation(self.generation), turn, ending));
+            self.ledger.has_last_word = false;
         }
     }
 
@@ -198,6 +213,7 @@ impl World {
                 self.on(Input::WorkerExited(generation, failure));
             }
             Letter::Worked => self.worked(),
+            Letter::Taken => self.taken(),
             Letter::Aborted => self.on(Input::AbortAnswered(generation)),
             Letter::Abort => self.by_user(Input::Abort),
             Letter::Stop => self.by_user(Input::Stop),
@@ -206,7 +222,9 @@ impl World {
             Letter::Deadline => self.pass(90),
             Letter::Unrecordable => {
                 let failure = failed("state", ErrorCategory::Unknown);
+                self.ledger.has_last_word = true;
                 self.on(Input::Unrecordable(failure));
+                self.ledger.has_last_word = false;
             }
             Letter::NeverSent => self.adopted(Adopted::NeverSent),
             Letter::Unseen => self.adopted(has(false)),
@@ -273,7 +291,8 @@ impl World {
         if let Some(turn) = &turn
             && self.machine.accepts(generation, Some(turn))
         {
-            self.ledger.of(turn).seen = true;
+            let message = self.ledger.of(turn);
+            (message.seen, message.took) = (true, false);
         }
         self.on(input(generation, turn));
     }
@@ -300,7 +319,11 @@ impl World {
                 let message = self.ledger.of(&turn);
                 message.sends += 1;
                 message.seen |= seen || card;
+                message.took &= !message.seen;
                 message.silent = false;
+            }
+            if adopted == Adopted::NeverSent {
+                self.ledger.of(&turn).took = false;
             }
             self.ledger.worker = true;
             self.on(Input::Adopted(Generation(self.generation), adopted));

@@ -2,6 +2,8 @@
 //! dies in the middle, one is delivered as a turn of its own, or cancelled once. One
 //! that a worker took and its agent never read is told of, once and in its turn.
 
+mod recycled;
+
 use ade_tests::ade::Ade;
 use ade_tests::rpc::{Rpc, text_of};
 use ade_tests::turns::{dones, of_turn, of_type};
@@ -144,6 +146,20 @@ fn naming<'a>(lines: &'a [Value], turn: Option<&str>, prompt: &str) -> Vec<&'a s
     named.filter_map(|event| event["type"].as_str()).collect()
 }
 
+/// How often an agent said something that belongs to no turn.
+fn turnless(lines: &[Value]) -> usize {
+    let of_none = lines.iter().filter(|line| line["turnId"].is_null());
+    of_none
+        .filter(|line| line["event"]["type"] == "notice")
+        .count()
+}
+
+/// Waits until the agent, silent in its turn, has come to where `!turnless` stands: it
+/// knows by then what it does with messages.
+fn waits_for_steers(ade: &Ade, chat: &str) {
+    ade.wait_transcript(chat, "it takes messages", |lines| turnless(lines) == 1);
+}
+
 const SAID_AND_UNREAD: [&str; 2] = ["user_message", "notice"];
 
 #[test]
@@ -270,15 +286,15 @@ fn a_steer_that_a_silent_worker_had_not_read_is_told_of_in_the_turn_that_goes_on
     let mut rpc = ade.rpc();
     let more = json!({"firstEventMs": 1500});
     let chat = ade.chat(&mut rpc, "scripted", &ade.lane("one"), more);
-    let prompt = "!steers unread-silent\n!hang-once\n!emit done";
+    let prompt = "!steers unread-silent\n!turnless\n!hang-once\n!emit done";
     let (turn, _) = ade.send(&mut rpc, &chat, prompt);
-    ade.wait_state(&chat, "awaiting_first_event");
+    waits_for_steers(&ade, &chat);
     assert_eq!(steer(&mut rpc, &chat, "and this")["outcome"], "delivered");
     ade.wait_done(&chat, &turn);
     let lines = ade.checked_transcript(&chat);
     assert_eq!(dones(&lines), [(turn.clone(), "completed".to_owned())]);
     assert_eq!(naming(&lines, Some(&turn), "and this"), SAID_AND_UNREAD);
-    let told = of_type(&lines, "notice");
+    let told = of_type(&of_turn(&lines, &turn), "notice");
     assert!(
         told[0]["message"]
             .as_str()
