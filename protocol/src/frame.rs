@@ -16,6 +16,7 @@ use crate::codec::depth_within;
 use crate::limits::MAX_DEPTH;
 use crate::{PROTOCOL_VERSION, RequestId, Seq, strict};
 
+mod faulty;
 mod from_worker;
 mod to_worker;
 

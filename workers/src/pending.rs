@@ -144,6 +144,17 @@ impl Requests {
         Some(self.open.remove(index))
     }
 
+    /// What this request asks, while it is in flight.
+    pub(crate) fn kind_of(&self, id: &RequestId) -> Option<&Kind> {
+        let open = self.open.iter().find(|open| open.id == *id);
+        open.map(|open| &open.kind)
+    }
+
+    /// Whether `init` is not answered yet.
+    pub(crate) fn awaits_ready(&self) -> bool {
+        self.open.iter().any(|open| open.kind == Kind::Init)
+    }
+
     /// The ids of the steers.
     pub(crate) fn steers(&self) -> Vec<RequestId> {
         let is_steer = |open: &&Pending| matches!(open.kind, Kind::Steer | Kind::LateSteer);

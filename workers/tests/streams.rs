@@ -153,6 +153,71 @@ async fn d12_malformed_frames_are_counted_and_twenty_in_a_row_end_the_worker() {
     rig.exits_in_order();
 }
 
+/// A worker whose host answers `init` with this; what the worker made of it.
+async fn opened_with(ready: &str) -> serde_json::Value {
+    let script = format!("read -r _; echo '{ready}'; exec sleep 300");
+    let mut rig = Rig::start(shell(&script), timing());
+    rig.attach(1, 0).await;
+    let body = rig.init_body();
+    let init = rig.request("init", body).await;
+    let refused = rig.response(&init).await;
+    rig.drain().await;
+    rig.exits_in_order();
+    refused
+}
+
+/// The patience of the tests is shorter than the time that `init` has.
+#[tokio::test]
+async fn a_ready_that_is_not_valid_ends_the_start_at_once_and_says_what_is_wrong() {
+    let table = [
+        (
+            r#"{"protocolVersion":2,"provider":"x","version":"1","sessionFile":7}"#,
+            "field `sessionFile`",
+        ),
+        (
+            r#"{"protocolVersion":2,"provider":"x"}"#,
+            "missing field `version`",
+        ),
+        (
+            r#"{"protocolVersion":2,"provider":"secret","version":["secret"]}"#,
+            "field `version`",
+        ),
+        ("7", "`ready` is not valid"),
+    ];
+    for (ready, wrong) in table {
+        let refused = opened_with(&format!(
+            r#"{{"protocolVersion":2,"type":"ready","ready":{ready}}}"#
+        ))
+        .await;
+        assert_eq!(refused["errorCode"], "protocol_error", "{refused}");
+        let message = refused["error"].as_str().unwrap();
+        assert!(
+            message.contains("`ready`") && message.contains(wrong),
+            "{message}"
+        );
+        assert!(!message.contains("secret"), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_valid_is_the_end_of_what_waits_for_it() {
+    let ready = r#"{"protocolVersion":2,"type":"ready","ready":{"protocolVersion":2,"provider":"x","version":"1"}}"#;
+    // One to nothing is only counted.
+    let stray = r#"{"protocolVersion":2,"type":"response","requestId":"nothing","ok":7}"#;
+    let bad = r#"{"protocolVersion":2,"type":"response","requestId":"send-t1","ok":"yes"}"#;
+    let script = format!(
+        "read -r _; echo '{ready}'; read -r _; echo '{stray}'; echo '{bad}'; exec sleep 300"
+    );
+    let mut rig = Rig::start(shell(&script), timing());
+    rig.ready().await;
+    let end = rig.turn("t1", "go").await;
+    assert_eq!(end["errorCode"], "protocol_error", "{end}");
+    let message = end["error"].as_str().unwrap();
+    assert!(message.contains("answer to `send`"), "{message}");
+    rig.drain().await;
+    rig.exits_in_order();
+}
+
 #[tokio::test]
 async fn d14_unknown_types_are_skipped_and_other_versions_refused() {
     let (rig, end) = run(play("D14-unknown-type.frames")).await;

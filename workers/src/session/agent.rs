@@ -4,8 +4,8 @@ use ade_protocol::card::CardOrigin;
 use ade_protocol::codec::{self, Line};
 use ade_protocol::event::{EventKind, NoticeLevel};
 use ade_protocol::frame::{
-    FrameFault, FromWorker, Header, Known, NoticePayload, Ready, Response, ToWorker, UiCancel,
-    UiNotice, UiRequest, code,
+    FrameFault, FromWorker, Header, Known, NoticePayload, Ready, ReadyFrame, Response, ToWorker,
+    UiCancel, UiNotice, UiRequest, code,
 };
 use ade_protocol::limits::{MAX_LINE, MAX_MALFORMED_IN_A_ROW};
 use ade_protocol::strict;
@@ -121,11 +121,38 @@ impl Session {
             return;
         }
         match FromWorker::parse_body(&kind, &text) {
-            Err(fault) => return self.fault(fault, line),
+            Err(fault) => {
+                let useless = self.useless_answer(&kind, &text, &fault);
+                self.fault(fault, line);
+                if let Some(message) = useless {
+                    self.fail(code::PROTOCOL_ERROR, message, None, StopStage::Dispose);
+                }
+                return;
+            }
             Ok(Known::UnknownType(kind)) => self.unknown_type("agent", &kind),
             Ok(Known::Frame(frame)) => self.on_host_frame(frame),
         }
         self.counts.malformed_in_a_row = 0;
+    }
+
+    /// What is wrong with a malformed frame that was to answer a request in flight:
+    /// nothing else will, so there is no use in waiting until the time for it is up.
+    fn useless_answer(&self, kind: &str, text: &str, fault: &FrameFault) -> Option<String> {
+        match kind {
+            "ready" if self.requests.awaits_ready() => {
+                let field = ReadyFrame::wrong_field(text);
+                let field = field.map_or_else(String::new, |field| format!(" (field `{field}`)"));
+                Some(format!("the agent's `ready` is not valid{field}: {fault}"))
+            }
+            "response" => {
+                let id = Response::names(text)?;
+                let name = self.requests.kind_of(&id)?.name();
+                Some(format!(
+                    "the agent's answer to `{name}` is not valid: {fault}"
+                ))
+            }
+            _ => None,
+        }
     }
 
     fn is_of_another_turn(&self, header: &Header<'_>) -> bool {

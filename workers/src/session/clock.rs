@@ -121,8 +121,12 @@ impl Session {
             ),
             ref kind => {
                 let name = kind.name();
+                let lines = match self.counts.malformed {
+                    0 => String::new(),
+                    count => format!("; lines of it that are no valid frames: {count}"),
+                };
                 (
-                    format!("the agent did not answer `{name}` within {seconds} s"),
+                    format!("the agent did not answer `{name}` within {seconds} s{lines}"),
                     StopStage::Dispose,
                 )
             }
