@@ -16,6 +16,7 @@
 //! | `tally` | deaths that the start budget counts |
 //! | `acquire`, `legacy` | having a worker: a new one, or another broker's |
 //! | `requests`, `cards` | what the worker is asked and answered |
+//! | `steers`, `said` | messages for the running turn, and what is told of them |
 //! | `place` | waiting in the line for a worker |
 //! | `permission` | changing what is fixed when a worker starts |
 //! | `depart`, `evidence` | sending the worker away, and what it shows then |
@@ -43,6 +44,7 @@ mod queue;
 mod record;
 mod replay;
 mod requests;
+mod said;
 mod start;
 mod steers;
 mod tally;

@@ -450,10 +450,11 @@ fn worker_gone() -> RpcError {
 /// messages for its turn that it may not have taken.
 fn settle_pending(worker: &mut Worker) -> Vec<Lifted> {
     let mut lifted = Vec::new();
+    let pid = worker.process.pid;
     for (id, pending) in worker.pending.drain() {
         match pending {
             Pending::Steer(steer) | Pending::Answered(_, steer) => {
-                lifted.push(Lifted { id, steer });
+                lifted.push(Lifted { id, steer, pid });
             }
             other => other.refuse(&worker_gone()),
         }

@@ -186,6 +186,7 @@ impl Actor {
             turn,
             prompt,
             reply,
+            overdue: false,
         });
         if let Some(unasked) = self.tell(&frame, id.clone(), Some(bound::STEER), pending) {
             self.forget_steer(&id).await;
@@ -205,6 +206,7 @@ impl Actor {
             turn,
             prompt,
             reply,
+            overdue: false,
         });
         worker.pending.insert(id.clone(), pending);
         self.watch_request(id, bound::STEER);
@@ -270,15 +272,14 @@ impl Actor {
 
     /// A timed request that runs out is terminal for its worker.
     pub(super) async fn overdue(&mut self, generation: Generation, request: &RequestId) {
-        let waits = self.worker.as_ref().is_some_and(|worker| {
-            let pending = worker.pending.get(request);
-            let answered = matches!(pending, Some(Pending::Answered(..)));
-            worker.generation == generation && pending.is_some() && !answered
-        });
-        if waits {
-            self.lost("the worker did not answer a request in time")
-                .await;
-        }
+        let worker = self.worker.as_mut();
+        let worker = worker.filter(|worker| worker.generation == generation);
+        let pending = worker.and_then(|worker| worker.pending.get_mut(request));
+        let Some(name) = pending.and_then(Pending::run_out) else {
+            return;
+        };
+        self.lost(&format!("the worker did not answer `{name}` in time"))
+            .await;
     }
 
     /// The worker has connected again: it goes on after what the transcript

@@ -1,7 +1,8 @@
 //! Messages for the running turn that went to its worker: what is written of them
 //! and told to whoever sent them.
 //!
-//! One that the worker took stands in its turn as said. When the turn's end says
+//! One that the worker took stands in its turn as said. Of one that it did not answer
+//! in time, or before it ended, whoever sent it and the chat are told that. When the turn's end says
 //! that the agent had not read it, that is told in the same turn, before its end;
 //! an end that is never heard says nothing. An answer that comes when the turn is
 //! over belongs to no other turn.
@@ -15,32 +16,29 @@
 //! agent took it; of one of which it knows nothing, or that has no worker any more,
 //! the chat is told just that.
 
-use std::path::Path;
-
 use ade_protocol::action::Steered;
-use ade_protocol::event::{Envelope, Event, NoticeLevel, Via};
-use ade_protocol::frame::{Response, SendResult, SteerOutcome, SteerResult, WorkerState};
+use ade_protocol::event::{Event, NoticeLevel, Via};
+use ade_protocol::frame::{Response, SendResult, SteerOutcome, SteerResult, WorkerState, code};
 use ade_protocol::rpc::RpcError;
-use ade_protocol::{Generation, RequestId, Seq, TurnId, exit, strict};
+use ade_protocol::{Generation, RequestId, TurnId, exit, strict};
 
 use super::Reply;
 use super::actor::Actor;
 use super::adopt::Resumed;
 use super::frames::refusal;
 use super::record;
+use super::said::{Left, said_already};
 use super::worker::Pending;
 use crate::state::SteerRow;
-use crate::transcript;
 use crate::turn::{self, State};
-
-/// Bytes of a transcript that are read at once.
-const PIECE: usize = 1024 * 1024;
 
 /// A message for a turn, and who waits to hear that its worker took it.
 pub(super) struct Steer {
     pub(super) turn: TurnId,
     pub(super) prompt: String,
     pub(super) reply: Reply<Steered>,
+    /// Its time was up before the worker answered.
+    pub(super) overdue: bool,
 }
 
 /// Messages of which that is remembered for one turn. Before it is seen it takes no
@@ -54,21 +52,12 @@ pub(super) struct Taken {
     prompt: String,
 }
 
-/// What the transcript says of the messages that were on their way when a broker
-/// died.
-struct Left {
-    /// The chat was told what became of these.
-    told: Vec<SteerRow>,
-    /// They were taken.
-    taken: Vec<SteerRow>,
-    /// It says nothing of these.
-    unsaid: Vec<SteerRow>,
-}
-
 /// One whose worker went away before it said that it took it.
 pub(super) struct Lifted {
     pub(super) id: RequestId,
     pub(super) steer: Steer,
+    /// The worker.
+    pub(super) pid: i32,
 }
 
 impl Actor {
@@ -78,12 +67,17 @@ impl Actor {
             turn,
             prompt,
             reply,
+            ..
         } = steer;
-        // Whoever sent it may be gone, with the last broker above all.
-        let unheard = reply.is_closed().then(|| prompt.clone());
         let id = response.request_id.clone();
-        let steered = self.steered(response, &turn, prompt.clone());
-        if let (Err(_), Some(prompt)) = (&steered, unheard) {
+        let mut steered = self.steered(response, &turn, prompt.clone());
+        if is_unknown(response) {
+            let why = super::start::refused(response);
+            let pid = self.worker.as_ref().map(|worker| worker.process.pid);
+            self.tell_of(&turn, turn::steer_unknown(&prompt));
+            steered = Err(self.unknown(&why.kind, &why.message, pid));
+        } else if steered.is_err() && reply.is_closed() {
+            // Whoever sent it may be gone, with the last broker above all.
             self.tell_of(&turn, turn::steer_refused(&prompt));
         }
         if self.flush() {
@@ -146,6 +140,20 @@ impl Actor {
                 self.forget_steer(&taken.id).await;
             }
         }
+    }
+
+    /// What whoever sent a message is told when nobody knows whether it was delivered.
+    fn unknown(&self, kind: &str, why: &str, pid: Option<i32>) -> RpcError {
+        let provider = &self.row.provider;
+        let pid = pid.map_or_else(String::new, |pid| format!(", worker pid {pid}"));
+        let message = format!(
+            "{why} (agent {provider}{pid}); whether your message for the turn was delivered is not \
+             known, and the chat says so too"
+        );
+        let session = &self.row.session_id;
+        let hint =
+            format!("see what the agent did before you send it again: `ade chat show {session}`");
+        RpcError::failed(kind, crate::actions::exit_code(kind), message).hint(hint)
     }
 
     /// Tells something of a message for this turn.
@@ -361,11 +369,12 @@ impl Actor {
     /// while its turn is being recovered they wait, else they are refused.
     pub(super) async fn settle_lifted(&mut self) {
         for lifted in std::mem::take(&mut self.lifted) {
-            let Lifted { id, steer } = lifted;
+            let Lifted { id, steer, pid } = lifted;
             let Steer {
                 turn,
                 prompt,
                 reply,
+                overdue,
             } = steer;
             let its_own = self.machine.turn() == Some(&turn);
             let answer = if its_own && self.machine.is_replacing() {
@@ -374,12 +383,15 @@ impl Actor {
                     turn_id: Some(sent.turn_id),
                 })
             } else {
-                if reply.is_closed() {
-                    self.tell_of(&turn, turn::steer_unknown(&prompt));
-                    self.flush();
-                }
-                let message = "the worker went away before it said that it took the message";
-                Err(RpcError::failed("worker_gone", exit::FAILED, message))
+                self.tell_of(&turn, turn::steer_unknown(&prompt));
+                self.flush();
+                let (kind, why) = if overdue {
+                    (code::TIMED_OUT, "the worker did not answer in time")
+                } else {
+                    let why = "the worker ended before it said whether it took the message";
+                    ("worker_gone", why)
+                };
+                Err(self.unknown(kind, why, Some(pid)))
             };
             self.forget_steer(&id).await;
             // Whoever asked may have left.
@@ -405,70 +417,23 @@ impl Actor {
     }
 }
 
-/// Parts messages by what the transcript holds of them. One that can't be read holds
-/// nothing. Blocks.
-fn said_already(path: &Path, rows: Vec<SteerRow>) -> Left {
-    let mut left = Left {
-        told: Vec::new(),
-        taken: Vec::new(),
-        unsaid: rows,
-    };
-    let mut after = left.unsaid.iter().map(|row| row.after).min();
-    while let Some(from) = after.filter(|_| !left.is_told()) {
-        let Ok(page) = transcript::read_after(path, from, PIECE) else {
-            break;
-        };
-        after = page.events.last().map(|(seq, _)| *seq);
-        for (seq, line) in &page.events {
-            if let Ok(envelope) = strict::from_slice::<Envelope<Event>>(line)
-                && let Some(turn) = &envelope.turn_id
-            {
-                left.hear(*seq, turn, &envelope.event);
-            }
-        }
-        if page.reached_end {
-            break;
-        }
-    }
-    left
-}
-
-impl Left {
-    fn is_told(&self) -> bool {
-        self.taken.is_empty() && self.unsaid.is_empty()
-    }
-
-    /// Takes what stands in the transcript of this turn.
-    fn hear(&mut self, seq: Seq, turn: &TurnId, event: &Event) {
-        let is = |row: &SteerRow| row.turn_id == *turn && seq > row.after;
-        match event {
-            Event::UserMessage { text, via } if *via == Via::Steer => {
-                let said = |row: &SteerRow| is(row) && row.prompt == *text;
-                if let Some(at) = self.unsaid.iter().position(said) {
-                    self.taken.push(self.unsaid.remove(at));
-                }
-            }
-            Event::Notice { message, .. } => {
-                let texts = |row: &SteerRow| {
-                    [
-                        turn::steer_let_go(&row.prompt),
-                        turn::steer_unread(true, &row.prompt),
-                    ]
-                };
-                let told = |row: &SteerRow| is(row) && texts(row).contains(message);
-                if let Some(at) = self.taken.iter().position(told) {
-                    self.told.push(self.taken.remove(at));
-                }
-            }
-            _ => {}
-        }
-    }
-}
-
 /// Whether this names the message, by its beginning where it is long.
 fn is_of(named: &str, prompt: &str) -> bool {
     let whole = named.chars().count() < SendResult::UNDELIVERED_CHARS;
     (whole && named == prompt) || (!whole && prompt.starts_with(named))
+}
+
+/// Whether a worker that says no does not know itself what its agent did.
+fn is_unknown(response: &Response) -> bool {
+    let unknown = [
+        code::TIMED_OUT,
+        code::HOST_EXITED,
+        code::PROTOCOL_ERROR,
+        code::FRAME_TOO_LONG,
+        code::STOPPING,
+    ];
+    let said = response.error_code.as_deref();
+    !response.ok && said.is_some_and(|said| unknown.contains(&said))
 }
 
 fn notice(message: String) -> Event {

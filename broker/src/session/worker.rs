@@ -79,6 +79,25 @@ pub(super) enum Pending {
 }
 
 impl Pending {
+    /// Its time is up. The name of what was asked; none: it was answered.
+    pub(super) fn run_out(&mut self) -> Option<&'static str> {
+        match self {
+            Self::Answered(..) => None,
+            Self::Send(_) => Some("send"),
+            Self::Context(_) => Some("context_usage"),
+            Self::Abort(_) => Some("abort"),
+            Self::Steer(steer) => {
+                steer.overdue = true;
+                Some("steer")
+            }
+            Self::Plain { ask, .. } => Some(match ask {
+                Ask::Model(_) => "set_model",
+                Ask::Thinking(_) => "set_thinking",
+                Ask::Compact(_) => "compact",
+            }),
+        }
+    }
+
     /// Tells whoever waits why there will be no response. What the machine waits
     /// for it learns in another way.
     pub(super) fn refuse(self, error: &RpcError) {

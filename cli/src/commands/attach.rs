@@ -6,7 +6,7 @@ use ade_protocol::{Seq, SessionId, TurnId, exit};
 
 use super::run::who_answers;
 use crate::args::Attach;
-use crate::client::QUICK;
+use crate::client::{QUICK, WORKER};
 use crate::context::Context;
 use crate::error::CommandError;
 use crate::live::{Live, Options, Wake};
@@ -212,7 +212,7 @@ impl Attached {
             session_id: self.id.clone(),
             prompt: text.to_owned(),
         };
-        let steered: Steered = live.calls.call(name::CHAT_STEER, &steer, QUICK).await?;
+        let steered: Steered = live.calls.call(name::CHAT_STEER, &steer, WORKER).await?;
         if steered.turn_id.is_some() {
             context.out.note(Style::Dim, "queued as the next turn");
         }

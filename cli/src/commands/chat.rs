@@ -182,7 +182,7 @@ async fn steer(context: &Context, session: &str, text: String) -> Result<(), Com
     let prompt = prompt(text)?;
     let (mut client, session_id) = named(context, session).await?;
     let arguments = ChatSteer { session_id, prompt };
-    let steered: Steered = client.call(name::CHAT_STEER, &arguments, QUICK).await?;
+    let steered: Steered = client.call(name::CHAT_STEER, &arguments, WORKER).await?;
     let text = match &steered.turn_id {
         Some(turn) => format!("queued as the next turn, {turn}"),
         None => "put into the running turn".into(),

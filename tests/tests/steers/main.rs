@@ -3,6 +3,7 @@
 //! that a worker took and its agent never read is told of, once and in its turn.
 
 mod recycled;
+mod unanswered;
 
 use ade_tests::ade::Ade;
 use ade_tests::rpc::{Rpc, text_of};
