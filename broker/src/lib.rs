@@ -31,6 +31,7 @@ pub mod leftovers;
 pub mod limits;
 pub mod link;
 pub mod lock;
+mod looks;
 pub mod manager;
 mod orphans;
 pub mod pool;

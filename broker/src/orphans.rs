@@ -41,20 +41,22 @@ enum Reach<'a> {
 /// them. `worker`: the one that is swept after, where it is known.
 ///
 /// # Errors
-/// The process table can't be read, or a process not be identified.
-pub(crate) fn find(worker: Option<&ProcessIdentity>) -> io::Result<Vec<ProcessIdentity>> {
-    // The table first: who is in it as our child and was started by us is
+/// A process can't be identified.
+pub(crate) fn find(
+    worker: Option<&ProcessIdentity>,
+    table: &[ProcessEntry],
+) -> io::Result<Vec<ProcessIdentity>> {
+    // The table was first: who is in it as our child and was started by us is
     // registered by the time the register is asked, or has been reaped since,
     // and then its identity is nobody's.
-    let table = process::table()?;
     let own = Pid::own();
-    let candidates = process::children(own, &table);
+    let candidates = process::children(own, table);
     let (strangers, reach) = match (reap::adopted(&candidates), worker) {
         (Adoption::OfWorkers(pids), _) => (pids, Reach::All),
         (Adoption::OfAnybody(pids), Some(worker)) => (pids, Reach::Session(worker)),
         (Adoption::None, _) | (Adoption::OfAnybody(_), None) => return Ok(Vec::new()),
     };
-    let rows = select(own, &table, &strangers, reach);
+    let rows = select(own, table, &strangers, reach);
     rows.iter().map(|row| row.identity()).collect()
 }
 

@@ -1,4 +1,4 @@
-//! What a worker left, found by one look at the process table.
+//! What a worker left, found by one look at the process table ([`crate::looks`]).
 //!
 //! Each net is for what hides from the last: the mark in the environment, the
 //! worker's cgroup, the list that the worker kept of who carries no mark
@@ -15,12 +15,13 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::sync::Arc;
 use std::time::Instant;
 
 use ade_leases::process::cgroup::Cgroup;
 use ade_leases::process::{self, Liveness, Pid, ProcessEntry, ProcessIdentity};
-use ade_protocol::boot::MARK_ENV;
 
+use crate::looks::{self, Look};
 use crate::orphans;
 
 /// What tells whose a process is that a worker left.
@@ -39,21 +40,48 @@ pub struct Remains<'a> {
 impl Remains<'_> {
     /// Who is left by one look. `begun`: when the sweep began.
     pub(crate) fn look(self, begun: Instant) -> io::Result<Vec<ProcessIdentity>> {
-        let marked = self.mark.map(|mark| process::marked(MARK_ENV, mark));
-        let mut found = marked.transpose()?.unwrap_or_default();
+        let named = self.named();
+        // Nobody is looked for by a mark where there is none.
+        let seen = match self.mark {
+            Some(_) => looks::fresh()?,
+            None => Arc::new(Look {
+                marks: Vec::new(),
+                table: process::table()?,
+            }),
+        };
+        self.judge(named, &seen, begun)
+    }
+
+    /// The living whom the cgroup holds or the worker listed. To be had before
+    /// the look: what they started is found by it, even if they end meanwhile.
+    pub(crate) fn named(self) -> Vec<ProcessIdentity> {
         let members = self.cgroup.map(|cgroup| cgroup.members());
-        found.extend(members.and_then(Result::ok).unwrap_or_default());
+        let mut found = members.and_then(Result::ok).unwrap_or_default();
         // A pid that was given to somebody else, or means nothing here, is nobody.
         let listed = self.hidden.iter();
         let listed = listed.filter(|one| one.liveness() == Liveness::Alive);
         found.extend(listed.cloned());
+        found
+    }
+
+    /// Who is left as a look shows it, which began after the worker had ended and
+    /// after [`Remains::named`].
+    pub(crate) fn judge(
+        self,
+        named: Vec<ProcessIdentity>,
+        seen: &Look,
+        begun: Instant,
+    ) -> io::Result<Vec<ProcessIdentity>> {
+        let carries = |(_, mark): &&(ProcessIdentity, String)| Some(mark.as_str()) == self.mark;
+        let marked = seen.marks.iter().filter(carries);
+        let mut found: Vec<_> = marked.map(|(one, _)| one.clone()).collect();
+        found.extend(named);
         if !found.is_empty() {
-            let table = process::table()?;
-            for row in below(&found, &table, Pid::own()) {
+            for row in below(&found, &seen.table, Pid::own()) {
                 found.push(row.identity()?);
             }
         }
-        let mut orphans = orphans::find(self.worker)?;
+        let mut orphans = orphans::find(self.worker, &seen.table)?;
         orphans::retain_own(self.mark, begun, &mut orphans);
         found.extend(orphans);
         // A broker that was started by an agent carries a mark itself.

@@ -19,6 +19,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use ade_leases::process::cgroup::Cgroup;
 use ade_leases::process::{
     self, DeadProof, Liveness, ProcessEntry, ProcessIdentity, Sent, Signal, Target,
 };
@@ -29,6 +30,7 @@ use crate::cgroups;
 use crate::files::STAGING;
 use crate::home::Home;
 use crate::journal::{self, Entry};
+use crate::looks::{self, Look};
 use crate::orphans;
 
 pub use crate::remains::Remains;
@@ -141,6 +143,42 @@ impl Left {
     }
 }
 
+/// A worker that has ended, as far as it could be ended, and what tells what it
+/// left.
+struct Ended {
+    entry: Entry,
+    alive: Option<ProcessIdentity>,
+    cgroup: Option<Cgroup>,
+    hidden: journal::Hidden,
+    /// [`Remains::named`].
+    named: Vec<ProcessIdentity>,
+}
+
+impl Ended {
+    fn new(home: &Home, entry: Entry, alive: Option<ProcessIdentity>) -> Self {
+        let cgroup = cgroups::of(&entry);
+        let hidden = journal::hidden(home, &entry.worker_id, entry.identity.as_ref());
+        let mut one = Self {
+            entry,
+            alive,
+            cgroup,
+            hidden,
+            named: Vec::new(),
+        };
+        one.named = one.remains().named();
+        one
+    }
+
+    fn remains(&self) -> Remains<'_> {
+        Remains {
+            mark: Some(&self.entry.mark),
+            cgroup: self.cgroup.as_ref(),
+            hidden: &self.hidden.processes,
+            worker: self.entry.identity.as_ref(),
+        }
+    }
+}
+
 /// Ends everything that the journals of the home name. The caller holds the
 /// broker lock, so nobody else writes journals meanwhile.
 #[must_use]
@@ -178,6 +216,7 @@ pub fn run_sparing(home: &Home, grace: Grace, spare: &BTreeSet<WorkerId>) -> Swe
         }
     }
     end_workers(&mut left, grace, &mut report);
+    let mut ended = Vec::new();
     for Left {
         entry,
         alive,
@@ -190,18 +229,26 @@ pub fn run_sparing(home: &Home, grace: Grace, spare: &BTreeSet<WorkerId>) -> Swe
             report.kept.push(Kept { entry, survivors });
             continue;
         }
+        ended.push(Ended::new(home, entry, alive));
+    }
+    // One look for all: most have left nothing, and it says so of each.
+    let seen = (!ended.is_empty()).then(|| looks::fresh().ok()).flatten();
+    for mut one in ended {
         // Each has the whole grace: what does not die in it is stuck in the
         // kernel, and there is hardly ever more than one such.
-        let cgroup = cgroups::of(&entry);
-        let hidden = journal::hidden(home, &entry.worker_id, entry.identity.as_ref());
+        let named = std::mem::take(&mut one.named);
+        // Of a worker that lives on it does not say what it starts after it.
+        let seen = seen.as_deref().filter(|_| one.alive.is_none());
+        let first = seen.map(|seen| (named, seen));
+        let deadline = Instant::now() + grace.kill;
+        let strays = end_strays(one.remains(), first, deadline);
+        let Ended {
+            entry,
+            alive,
+            hidden,
+            ..
+        } = one;
         report.problems.extend(hidden.problem);
-        let remains = Remains {
-            mark: Some(&entry.mark),
-            cgroup: cgroup.as_ref(),
-            hidden: &hidden.processes,
-            worker: entry.identity.as_ref(),
-        };
-        let strays = end_strays(remains, Instant::now() + grace.kill);
         let alive = alive.filter(|worker| is_alive(Some(worker)));
         report.strays.extend(strays.killed);
         report.problems.extend(strays.problem.clone());
@@ -229,7 +276,7 @@ pub fn run_sparing(home: &Home, grace: Grace, spare: &BTreeSet<WorkerId>) -> Swe
 /// `bound` is over. For what a worker left that did not end in order.
 #[must_use]
 pub fn strays(remains: Remains<'_>, bound: Duration) -> StrayReport {
-    end_strays(remains, Instant::now() + bound)
+    end_strays(remains, None, Instant::now() + bound)
 }
 
 /// How long what was sent SIGKILL may be there before it counts as surviving:
@@ -344,12 +391,21 @@ fn is_alive(worker: Option<&ProcessIdentity>) -> bool {
     worker.is_some_and(|worker| worker.liveness() == Liveness::Alive)
 }
 
-fn end_strays(remains: Remains<'_>, deadline: Instant) -> StrayReport {
+/// `first`: what the first look shows, where it was had already.
+fn end_strays(
+    remains: Remains<'_>,
+    mut first: Option<(Vec<ProcessIdentity>, &Look)>,
+    deadline: Instant,
+) -> StrayReport {
     let begun = Instant::now();
     let mut killed = BTreeSet::new();
     let mut empty_looks = 0;
     loop {
-        let found = match remains.look(begun) {
+        let found = match first.take() {
+            Some((named, seen)) => remains.judge(named, seen, begun),
+            None => remains.look(begun),
+        };
+        let found = match found {
             Ok(found) => found,
             Err(error) => {
                 let problem = Some(format!("the process table could not be searched: {error}"));

@@ -194,27 +194,53 @@ pub(super) fn children(of: Pid) -> Option<Vec<ProcessEntry>> {
     Some(found)
 }
 
-pub(super) fn marked(name: &str, value: &str) -> io::Result<Vec<ProcessIdentity>> {
-    let wanted = format!("{name}={value}");
+/// Who has which values of a variable.
+pub(super) fn marks(name: &str) -> io::Result<Vec<(ProcessIdentity, String)>> {
+    let start = format!("{name}=");
+    let mut environ = Vec::with_capacity(ENVIRON);
     let mut found = Vec::new();
     for pid in pids()? {
         let Ok(before) = stat(&pid) else { continue };
-        if carries(&before, &wanted) == Some(true) {
-            found.push(ProcessIdentity::assemble(before.pid, before.start_ticks)?);
+        if read_environ(before.pid, &mut environ).is_err() {
+            continue;
         }
+        let values = environ.split(|b| *b == 0).filter_map(|entry| {
+            let value = entry.strip_prefix(start.as_bytes())?;
+            std::str::from_utf8(value).ok()
+        });
+        let mut values = values.peekable();
+        if values.peek().is_none() || !is_still(&before) {
+            continue;
+        }
+        let one = ProcessIdentity::assemble(before.pid, before.start_ticks)?;
+        found.extend(values.map(|value| (one.clone(), value.to_owned())));
     }
     Ok(found)
 }
 
-/// The tick was read before the environment and is read again after it: that
-/// then belongs to this process, not to a successor.
 pub(super) fn carries(entry: &ProcessEntry, wanted: &str) -> Option<bool> {
-    let pid = entry.pid;
-    let environ = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let mut environ = Vec::with_capacity(ENVIRON);
+    read_environ(entry.pid, &mut environ).ok()?;
     let mut entries = environ.split(|b| *b == 0);
     let carries = entries.any(|entry| entry == wanted.as_bytes());
-    let same = || stat(&pid.to_string()).is_ok_and(|after| after.start_ticks == entry.start_ticks);
-    same().then_some(carries)
+    is_still(entry).then_some(carries)
+}
+
+/// Room for most environments, so that they are read at once.
+const ENVIRON: usize = 16 * 1024;
+
+fn read_environ(pid: Pid, into: &mut Vec<u8>) -> io::Result<()> {
+    into.clear();
+    let file = fs::File::open(format!("/proc/{pid}/environ"))?;
+    // Its size, which would be asked for without this, is said to be 0.
+    file.take(u64::MAX).read_to_end(into)?;
+    Ok(())
+}
+
+/// The tick was read before the environment and is read again after it: that
+/// then belongs to this process, not to a successor.
+fn is_still(entry: &ProcessEntry) -> bool {
+    stat(&entry.pid.to_string()).is_ok_and(|after| after.start_ticks == entry.start_ticks)
 }
 
 pub(super) fn is_being_killed(pid: Pid) -> bool {

@@ -139,16 +139,22 @@ pub(super) fn table() -> io::Result<Vec<ProcessEntry>> {
     Ok(system.processes().values().filter_map(entry).collect())
 }
 
-pub(super) fn marked(name: &str, value: &str) -> io::Result<Vec<ProcessIdentity>> {
-    let wanted = format!("{name}={value}");
+/// Who has which values of a variable.
+pub(super) fn marks(name: &str) -> io::Result<Vec<(ProcessIdentity, String)>> {
+    let start = format!("{name}=");
     let system = all(ProcessRefreshKind::nothing().with_environ(UpdateKind::Always))?;
-    system
-        .processes()
-        .values()
-        .filter(|process| process.environ().iter().any(|entry| *entry == *wanted))
-        .filter_map(entry)
-        .map(|entry| ProcessIdentity::assemble(entry.pid, entry.start_ticks))
-        .collect()
+    let mut found = Vec::new();
+    for process in system.processes().values() {
+        let entries = process.environ().iter();
+        let values = entries.filter_map(|entry| entry.to_str()?.strip_prefix(&start));
+        let mut values = values.peekable();
+        let Some(row) = values.peek().and_then(|_| entry(process)) else {
+            continue;
+        };
+        let one = ProcessIdentity::assemble(row.pid, row.start_ticks)?;
+        found.extend(values.map(|value| (one.clone(), value.to_owned())));
+    }
+    Ok(found)
 }
 
 /// `None` also for whoever shows no environment at all: it may be of another user.

@@ -40,7 +40,7 @@ pub use own::{OWN_DESCRIPTORS, become_subreaper, die_with_parent, own_program};
 pub use signals::{Sent, Signal, SignalError, Target, signal};
 pub use tree::{
     Ancestors, ProcessEntry, ancestors, carries, children, descendants, is_being_killed, marked,
-    offspring, rows_of, table,
+    marks, offspring, rows_of, table,
 };
 
 pub(crate) use identity::here;

@@ -171,13 +171,25 @@ pub fn is_being_killed(pid: Pid) -> bool {
     platform::is_being_killed(pid)
 }
 
+/// Every process whose environment at its start held this variable, with its
+/// value; once for each value, where there are several. Those whose environment
+/// can't be read are left out.
+///
+/// # Errors
+/// The process table can't be read at all.
+pub fn marks(mark_name: &str) -> io::Result<Vec<(ProcessIdentity, String)>> {
+    platform::marks(mark_name)
+}
+
 /// The processes whose environment at their start held exactly
 /// `mark_name=mark`. Those whose environment can't be read are left out.
 ///
 /// # Errors
 /// The process table can't be read at all.
 pub fn marked(mark_name: &str, mark: &str) -> io::Result<Vec<ProcessIdentity>> {
-    platform::marked(mark_name, mark)
+    let mut all = marks(mark_name)?;
+    all.retain(|(_, value)| value == mark);
+    Ok(all.into_iter().map(|(one, _)| one).collect())
 }
 
 /// Whether the environment of this very process, at its start, held exactly
