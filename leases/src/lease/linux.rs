@@ -3,12 +3,16 @@
 use crate::process::Pid;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use rustix::fs::{CWD, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, inotify};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 /// Opens a directory if no part of its path is a link: one call that saves the
 /// walk for its real path. `None` also where the kernel has no such call.
@@ -133,24 +137,100 @@ pub(super) fn is_headless(file: &File) -> bool {
 }
 
 /// A descriptor that becomes readable when a watched file is unlinked or moved.
-pub(super) fn watcher() -> io::Result<OwnedFd> {
-    Ok(inotify::init(
-        inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK,
-    )?)
+/// Wakes its owner when something happened to a file, and every so often. The
+/// clock is the kernel's own: it takes one wake-up where the timers of a runtime,
+/// which sort by distance, take several for a time that is seconds away.
+#[derive(Debug)]
+pub(super) struct Eye {
+    /// Readable when one of the two is.
+    either: Epoll,
+    clock: TimerFd,
+    /// `None`: there are no more watchers to be had.
+    file: Option<OwnedFd>,
 }
 
-/// Watches the inode that is at the path now. Once more for the same inode
-/// changes nothing. An unlink shows as a change of the link count, because an
-/// inode that is open is not deleted.
-pub(super) fn watch(watcher: &OwnedFd, path: &Path) -> io::Result<()> {
+impl Eye {
+    /// Watches the file at the path. `floor`: the longest time between two
+    /// wake-ups; `blind`: the same when the file can't be watched.
+    pub(super) fn new(path: &Path, floor: Duration, blind: Duration) -> io::Result<Self> {
+        let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+        let file = inotify::init(flags).ok();
+        let file = file.filter(|file| watch(file, path).is_ok());
+        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
+        let clock = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
+        let every = if file.is_some() { floor } else { blind };
+        let every = Expiration::Interval(TimeSpec::from_duration(every));
+        clock.set(every, TimerSetTimeFlags::empty())?;
+        let either = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let told = EpollEvent::new(EpollFlags::EPOLLIN, 0);
+        either.add(&clock, told)?;
+        if let Some(file) = &file {
+            either.add(file, told)?;
+        }
+        Ok(Self {
+            either,
+            clock,
+            file,
+        })
+    }
+
+    pub(super) fn descriptor(&self) -> &OwnedFd {
+        &self.either.0
+    }
+
+    pub(super) fn sees_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Takes what was told, so that the descriptor is quiet again. Whether
+    /// something happened to the file.
+    pub(super) fn quiet(&self) -> bool {
+        // Any number of rounds of the clock are one read.
+        let _ = rustix::io::read(self.clock.as_fd(), &mut [0u8; 8]);
+        let mut buffer = [0u8; 4096];
+        let mut told = false;
+        while let Some(file) = &self.file
+            && rustix::io::read(file, &mut buffer).is_ok_and(|n| n > 0)
+        {
+            told = true;
+        }
+        told
+    }
+
+    /// Watches the inode that is at the path now. Once more for the same inode
+    /// changes nothing.
+    pub(super) fn watch(&self, path: &Path) -> io::Result<()> {
+        self.file.as_ref().map_or(Ok(()), |file| watch(file, path))
+    }
+}
+
+/// An unlink shows as a change of the link count, because an inode that is open
+/// is not deleted.
+fn watch(watcher: &OwnedFd, path: &Path) -> io::Result<()> {
     use inotify::WatchFlags;
     let what = WatchFlags::ATTRIB | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
     inotify::add_watch(watcher, path, what | WatchFlags::DONT_FOLLOW)?;
     Ok(())
 }
 
-/// Takes what was reported, so that the descriptor is quiet again.
-pub(super) fn drain(watcher: BorrowedFd<'_>) {
-    let mut buffer = [0u8; 4096];
-    while rustix::io::read(watcher, &mut buffer).is_ok_and(|n| n > 0) {}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    #[test]
+    fn the_clock_tells_again_and_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let every = Duration::from_millis(20);
+        // Where no watcher can be had the second one counts.
+        let eye = Eye::new(folder.path(), every, every).expect("an eye");
+        let told = |within: u16| {
+            let mut polled = [PollFd::new(eye.descriptor().as_fd(), PollFlags::POLLIN)];
+            poll(&mut polled, PollTimeout::from(within)).expect("polled") == 1
+        };
+        for _ in 0..3 {
+            assert!(told(10_000), "nobody was woken");
+            assert!(!eye.quiet(), "nothing happened to it");
+        }
+    }
 }

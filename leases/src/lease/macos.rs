@@ -7,8 +7,9 @@ use crate::process::Pid;
 use rustix::fs::{Dir, SeekFrom};
 use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Duration;
 
 /// There is no such call that also tells.
 pub(super) fn open_without_links(_path: &Path) -> Option<OwnedFd> {
@@ -60,12 +61,28 @@ pub(super) fn is_headless(_file: &File) -> bool {
     true
 }
 
-pub(super) fn watcher() -> io::Result<OwnedFd> {
-    Err(io::ErrorKind::Unsupported.into())
-}
+/// There is none: whoever holds a lease looks by a clock of its own.
+#[derive(Debug)]
+pub(super) enum Eye {}
 
-pub(super) fn watch(_watcher: &OwnedFd, _path: &Path) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
+impl Eye {
+    pub(super) fn new(_path: &Path, _floor: Duration, _blind: Duration) -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
-pub(super) fn drain(_watcher: BorrowedFd<'_>) {}
+    pub(super) fn descriptor(&self) -> &OwnedFd {
+        match *self {}
+    }
+
+    pub(super) fn sees_file(&self) -> bool {
+        match *self {}
+    }
+
+    pub(super) fn quiet(&self) -> bool {
+        match *self {}
+    }
+
+    pub(super) fn watch(&self, _path: &Path) -> io::Result<()> {
+        match *self {}
+    }
+}

@@ -7,7 +7,8 @@
 use super::held::{Lease, Standing};
 use super::platform;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Tells when to look, and looks.
@@ -18,7 +19,8 @@ use std::time::Duration;
 /// # fn hold(lease: &Lease) -> std::io::Result<()> {
 /// let watch = Watch::new(lease);
 /// loop {
-///     wait(watch.descriptor(), watch.interval());
+///     // Where there is no descriptor, the clock alone tells.
+///     wait(watch.descriptor(), Watch::BLIND);
 ///     if watch.check(lease)? != Standing::Ours {
 ///         break; // Stop writing at once.
 ///     }
@@ -28,14 +30,17 @@ use std::time::Duration;
 /// ```
 #[derive(Debug)]
 pub struct Watch {
-    watcher: Option<OwnedFd>,
+    eye: Option<platform::Eye>,
+    /// Whether the file has to be watched anew: it may be ours again under
+    /// another inode.
+    stale: AtomicBool,
 }
 
 impl Watch {
-    /// How often to look even when the descriptor is quiet.
+    /// How often to look even when nothing seems to happen to the file.
     pub const FLOOR: Duration = Duration::from_secs(5);
 
-    /// How often to look when there is no descriptor.
+    /// How often to look when the file can't be watched.
     pub const BLIND: Duration = Duration::from_secs(1);
 
     /// Watches from now on. Look once right after this: what happened before
@@ -45,43 +50,45 @@ impl Watch {
     /// none is no error: it only means to look more often.
     #[must_use]
     pub fn new(lease: &Lease) -> Self {
-        let watcher = platform::watcher().ok();
-        let watcher = watcher.filter(|fd| platform::watch(fd, &lease.path()).is_ok());
-        Self { watcher }
-    }
-
-    /// Readable when it is time to look; non-blocking. `None`: look every
-    /// [`Watch::interval`].
-    #[must_use]
-    pub fn descriptor(&self) -> Option<&OwnedFd> {
-        self.watcher.as_ref()
-    }
-
-    /// The longest time between two looks.
-    #[must_use]
-    pub fn interval(&self) -> Duration {
-        if self.watcher.is_some() {
-            Self::FLOOR
-        } else {
-            Self::BLIND
+        let eye = platform::Eye::new(&lease.path(), Self::FLOOR, Self::BLIND);
+        Self {
+            eye: eye.ok(),
+            stale: AtomicBool::new(true),
         }
     }
 
+    /// Readable when it is time to look, because something happened or because
+    /// the last look is [`Watch::FLOOR`], or [`Watch::BLIND`], ago; non-blocking.
+    /// `None`: look every [`Watch::BLIND`].
+    #[must_use]
+    pub fn descriptor(&self) -> Option<&OwnedFd> {
+        self.eye.as_ref().map(platform::Eye::descriptor)
+    }
+
+    /// Whether what happens to the file is told at once.
+    #[must_use]
+    pub fn sees_file(&self) -> bool {
+        self.eye.as_ref().is_some_and(platform::Eye::sees_file)
+    }
+
     /// Looks. Quiets the descriptor first, so nothing that happens during the
-    /// look is missed. Costs one system call when all is well and quiet.
+    /// look is missed. When all is well and quiet it opens and reads no file.
     ///
     /// # Errors
     /// As [`Lease::standing`].
     pub fn check(&self, lease: &Lease) -> io::Result<Standing> {
-        if let Some(watcher) = &self.watcher {
-            platform::drain(watcher.as_fd());
+        let Some(eye) = &self.eye else {
+            return lease.standing();
+        };
+        if eye.quiet() {
+            self.stale.store(true, Ordering::Relaxed);
         }
         let standing = lease.standing()?;
-        if let (Standing::Ours, Some(watcher)) = (&standing, &self.watcher) {
-            // It may be ours again under another inode. A failure means that
-            // it went away just now: the next look, at the latest after the
-            // floor, tells.
-            let _ = platform::watch(watcher, &lease.path());
+        if matches!(standing, Standing::Ours) && self.stale.load(Ordering::Relaxed) {
+            // A failure means that it went away just now: the next look, at
+            // the latest after the floor, tells.
+            let missed = eye.watch(&lease.path()).is_err();
+            self.stale.store(missed, Ordering::Relaxed);
         }
         Ok(standing)
     }

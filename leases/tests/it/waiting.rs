@@ -183,17 +183,17 @@ fn a16_several_processes_without_links_and_exchanges_exclude_each_other() {
 }
 
 /// Systems give a user few of them, and other programs may have them all.
-fn watch_with_descriptor(lease: &Lease) -> Watch {
+fn watch_that_sees(lease: &Lease) -> Watch {
     let mut found = None;
     wait_until("a watcher can be had", || {
-        found = Some(Watch::new(lease)).filter(|watch| watch.descriptor().is_some());
+        found = Some(Watch::new(lease)).filter(Watch::sees_file);
         found.is_some()
     });
     found.expect("it was had")
 }
 
 fn readable(watch: &Watch) -> bool {
-    let fd = watch.descriptor().expect("inotify").as_fd();
+    let fd = watch.descriptor().expect("a descriptor").as_fd();
     let mut polled = [PollFd::new(fd, PollFlags::POLLIN)];
     poll(&mut polled, PollTimeout::ZERO).expect("polled") == 1
 }
@@ -216,7 +216,7 @@ fn the_holder_notices_that_its_lease_is_gone_or_foreign() {
     ] {
         let scene = Scene::new();
         let lease = acquire(&scene.session, &waiting(LONG)).expect("taken");
-        let watch = watch_with_descriptor(&lease);
+        let watch = watch_that_sees(&lease);
         assert_eq!(watch.check(&lease).expect("a look"), Standing::Ours);
         assert!(!readable(&watch));
         // What happens beside it wakes nobody.
@@ -233,7 +233,7 @@ fn the_holder_notices_that_its_lease_is_gone_or_foreign() {
 fn a_watch_follows_a_lease_that_was_put_back_as_a_new_file() {
     let scene = Scene::new();
     let lease = acquire(&scene.session, &waiting(LONG)).expect("taken");
-    let watch = watch_with_descriptor(&lease);
+    let watch = watch_that_sees(&lease);
     let text = fs::read_to_string(scene.lease()).expect("a lease");
     fs::remove_file(scene.lease()).expect("taken away");
     fs::write(scene.lease(), text).expect("put back");
@@ -241,5 +241,26 @@ fn a_watch_follows_a_lease_that_was_put_back_as_a_new_file() {
     assert_eq!(watch.check(&lease).expect("a look"), Standing::Ours);
     fs::remove_file(scene.lease()).expect("taken away");
     wait_until("the watch is readable again", || readable(&watch));
+    assert_eq!(watch.check(&lease).expect("a look"), Standing::Gone);
+}
+
+#[test]
+fn a_copy_that_a_foreign_program_put_back_is_watched_like_the_lease_before() {
+    let scene = Scene::new();
+    let lease = acquire(&scene.session, &waiting(LONG)).expect("taken");
+    let watch = watch_that_sees(&lease);
+    assert_eq!(watch.check(&lease).expect("a look"), Standing::Ours);
+    let text = fs::read(scene.lease()).expect("it is there");
+    let new = scene.beside(".copy");
+    fs::write(&new, text).expect("written");
+    fs::rename(new, scene.lease()).expect("it is there");
+    wait_until("the watch is readable", || readable(&watch));
+    assert_eq!(watch.check(&lease).expect("a look"), Standing::Ours);
+    // What became of the first one meanwhile may still be told.
+    watch.check(&lease).expect("a look");
+    assert!(!readable(&watch));
+    fs::remove_file(scene.lease()).expect("it is there");
+    // At once: the clock would tell too, seconds later.
+    assert!(readable(&watch));
     assert_eq!(watch.check(&lease).expect("a look"), Standing::Gone);
 }

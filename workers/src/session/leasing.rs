@@ -117,7 +117,9 @@ impl Session {
         let (Some(lease), Some(watcher)) = (&self.lease, &self.watcher) else {
             return;
         };
-        self.lease_check = Some(now + watcher.watch.interval());
+        // The descriptor tells when the time has come.
+        let blind = watcher.changed.is_none();
+        self.lease_check = blind.then(|| now + Watch::BLIND);
         let path = lease.path();
         let by = match watcher.watch.check(lease) {
             Ok(Standing::Ours) => return,

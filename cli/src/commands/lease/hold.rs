@@ -24,7 +24,7 @@ use serde_json::json;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::process::Child;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::signals::Signals;
 use super::tree;
@@ -142,12 +142,10 @@ impl Eye {
                 }
             }
             match &self.readable {
-                Some(readable) => {
-                    let interval = self.watch.interval();
-                    if let Ok(Ok(mut ready)) = timeout(interval, readable.readable()).await {
-                        ready.clear_ready();
-                    }
-                }
+                Some(readable) => match readable.readable().await {
+                    Ok(mut ready) => ready.clear_ready(),
+                    Err(_) => sleep(Watch::BLIND).await,
+                },
                 None => sleep(Watch::BLIND).await,
             }
         }
