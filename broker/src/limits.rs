@@ -168,11 +168,14 @@ fn open_some(count: usize) -> io::Result<()> {
     opened.map(drop)
 }
 
-/// How many more workers may get a place that take `each` descriptors. When the
-/// usage cannot be read there is no end of them: the open itself will tell.
+/// How many more workers may get a place that take `each` descriptors, where
+/// `promised` are somebody else's already. When the usage cannot be read there is
+/// no end of them: the open itself will tell.
 #[must_use]
-pub fn room_for(each: u64) -> usize {
-    fd_usage().map_or(usize::MAX, |(open, limit)| so_many(open, limit, each))
+pub fn room_for(each: u64, promised: u64) -> usize {
+    fd_usage().map_or(usize::MAX, |(open, limit)| {
+        so_many(open.saturating_add(promised), limit, each)
+    })
 }
 
 fn so_many(open: u64, limit: u64, each: u64) -> usize {

@@ -24,7 +24,7 @@ use crate::clock;
 use crate::config::PoolLimits;
 use crate::hub::Hub;
 use crate::limits;
-use crate::spawn::DESCRIPTORS;
+use crate::spawn::{DESCRIPTORS, TAKEN_OVER};
 use crate::turn::Mono;
 use line::{Line, News, Ticket};
 
@@ -53,8 +53,8 @@ pub struct Pool {
     hub: Arc<Hub>,
     born: Instant,
     limits: Limits,
-    /// For how many more workers the process has room.
-    room: Box<dyn Fn() -> usize + Send + Sync>,
+    /// For how many more workers the process has room, beside so many that come.
+    room: Box<dyn Fn(usize) -> usize + Send + Sync>,
     inner: Mutex<Inner>,
 }
 
@@ -92,7 +92,9 @@ impl Pool {
             hub,
             born: clock::now(),
             limits: starts,
-            room: Box::new(|| limits::room_for(DESCRIPTORS)),
+            room: Box::new(|coming| {
+                limits::room_for(DESCRIPTORS, TAKEN_OVER.saturating_mul(coming as u64))
+            }),
             inner: Mutex::new(Inner {
                 line: Line::new(places),
                 measured: None,
@@ -165,7 +167,8 @@ impl Pool {
         let waited_for = inner.line.counts().1 > 0;
         if waited_for && inner.measured.is_none_or(|at| now >= at + MEASURED) {
             inner.measured = Some(now);
-            inner.line.set_room((self.room)());
+            let room = (self.room)(inner.line.coming());
+            inner.line.set_room(room);
         }
         for news in inner.line.settle(|session| self.hub.watches(session)) {
             let (ticket, standing) = match news {
@@ -249,7 +252,7 @@ impl Place {
     pub fn confirm(&self) -> bool {
         let mut inner = self.pool.lock();
         let alone = inner.line.counts().0 <= 1;
-        if alone || (self.pool.room)() > 0 {
+        if alone || (self.pool.room)(inner.line.coming()) > 0 {
             return true;
         }
         inner.line.give_back(self.ticket);
@@ -262,7 +265,7 @@ impl Place {
         false
     }
 
-    /// The worker has started.
+    /// The worker has started, or has come to this broker.
     pub fn started(&self) {
         self.pool.change(|line, _| line.started(self.ticket));
     }
@@ -323,7 +326,7 @@ mod tests {
         let mut pool = pool(9);
         let measured = Arc::clone(&room);
         Arc::get_mut(&mut pool).expect("nobody else").room =
-            Box::new(move || measured.load(Ordering::Relaxed));
+            Box::new(move |coming| measured.load(Ordering::Relaxed).saturating_sub(coming));
         let mut works = pool.ask(&"works".into(), "x");
         assert_eq!(works.next(0).await, None);
         assert!(works.confirm());
@@ -350,6 +353,21 @@ mod tests {
         drop((works, first, third));
         room.store(0, Ordering::Relaxed);
         assert!(second.confirm());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_worker_that_comes_will_need_is_given_to_nobody() {
+        let mut pool = pool(9);
+        Arc::get_mut(&mut pool).expect("nobody else").room =
+            Box::new(|coming| 2_usize.saturating_sub(coming));
+        let comes = ["a", "b"].map(|session| pool.take(&session.into(), "x"));
+        let mut asks = pool.ask(&"c".into(), "x");
+        assert_eq!(asks.next(0).await, Some(1));
+        comes[0].started();
+        assert_eq!(asks.next(1).await, None);
+        assert!(asks.confirm());
+        let _comes = pool.take(&"d".into(), "x");
+        assert!(!asks.confirm(), "one more has come");
     }
 
     #[tokio::test(start_paused = true)]

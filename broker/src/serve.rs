@@ -44,7 +44,7 @@ use crate::pool::Pool;
 use crate::providers::Providers;
 use crate::shared::Shared;
 use crate::socket::{self, BoundSocket};
-use crate::spawn::Spawner;
+use crate::spawn::{Spawner, TAKEN_OVER};
 use crate::state::{State, StateHandle};
 use crate::strays;
 use crate::stuck::Stuck;
@@ -75,10 +75,6 @@ const CONNECTIONS: usize = 512;
 
 /// Visits at once. One more is told why and not listened to.
 const VISITS: usize = 64;
-
-/// Descriptors of a worker that was taken over and is at work: its connection,
-/// its transcript, and what its end is waited for with.
-const TAKEN_OVER: u64 = 3;
 
 /// How a broker is started.
 #[derive(Debug)]
@@ -180,7 +176,7 @@ impl Broker {
             hub,
             fence,
             pool: Arc::new(pool),
-            pidfds: limits::room_for(TAKEN_OVER) >= takeover.workers().len(),
+            pidfds: limits::room_for(TAKEN_OVER, 0) >= takeover.workers().len(),
             stuck: Stuck::default(),
             home: home.clone(),
         };

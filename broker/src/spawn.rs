@@ -48,6 +48,10 @@ const QUEUE: usize = 64;
 /// Descriptors that a worker costs the broker: its connection, and for a moment
 /// the pipe and the file of the start.
 pub(crate) const DESCRIPTORS: u64 = 8;
+
+/// Descriptors of a worker that was taken over and is at work: its connection,
+/// its transcript, and what its end is waited for with.
+pub(crate) const TAKEN_OVER: u64 = 3;
 /// How long a worker may take to read its first line.
 const FIRST_LINE: Duration = Duration::from_secs(5);
 /// Bytes of output that [`capture`] keeps.

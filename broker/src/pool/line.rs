@@ -40,6 +40,8 @@ struct Holder {
     session: SessionId,
     provider: String,
     starting: bool,
+    /// It runs already and has not reported to this broker yet.
+    coming: bool,
     idle_since: Option<Mono>,
     wanted_back: bool,
 }
@@ -98,6 +100,13 @@ impl Line {
             .count()
     }
 
+    /// Workers that run already and have not taken yet what they need of this
+    /// broker.
+    pub(super) fn coming(&self) -> usize {
+        let coming = |holder: &&Holder| holder.coming;
+        self.holders.values().filter(coming).count()
+    }
+
     /// Joins the line.
     pub(super) fn ask(&mut self, session: SessionId, provider: &str) -> Ticket {
         let ticket = self.ticket();
@@ -119,6 +128,7 @@ impl Line {
                 session,
                 provider: provider.to_owned(),
                 starting: false,
+                coming: true,
                 idle_since: None,
                 wanted_back: false,
             },
@@ -126,10 +136,11 @@ impl Line {
         ticket
     }
 
-    /// The worker has started.
+    /// The worker has started, or come.
     pub(super) fn started(&mut self, ticket: Ticket) {
         if let Some(holder) = self.holders.get_mut(&ticket) {
             holder.starting = false;
+            holder.coming = false;
         }
     }
 
@@ -221,6 +232,7 @@ impl Line {
                     session: waiting.session,
                     provider: waiting.provider,
                     starting: true,
+                    coming: false,
                     idle_since: None,
                     wanted_back: false,
                 };

@@ -157,6 +157,7 @@ pub(super) async fn run(adoption: Adoption) -> Result<Box<Started>, Failure> {
     };
     match met {
         Ok((hello, link)) => {
+            place.started();
             let state = hello.state;
             Ok(Box::new(Started {
                 generation: entry.generation,
