@@ -488,6 +488,8 @@ impl State {
 }
 
 #[cfg(test)]
+mod ends_tests;
+#[cfg(test)]
 mod explore;
 #[cfg(test)]
 mod late_tests;

@@ -1,6 +1,7 @@
 //! An actor, its workers and its transcript, taken apart: what must not happen
 //! in between can be looked at here.
 
+mod cards;
 mod silence;
 
 use std::collections::BTreeMap;

@@ -37,6 +37,8 @@ enum Letter {
     NoWorker,
     Event,
     Card,
+    /// A card of no turn.
+    SignIn,
     Settled,
     Completed,
     Network,
@@ -73,7 +75,7 @@ enum Letter {
     Old,
 }
 
-const ALPHABET: [Letter; 32] = [
+const ALPHABET: [Letter; 33] = [
     Letter::Send,
     Letter::Steer,
     Letter::Replace,
@@ -84,6 +86,7 @@ const ALPHABET: [Letter; 32] = [
     Letter::NoWorker,
     Letter::Event,
     Letter::Card,
+    Letter::SignIn,
     Letter::Settled,
     Letter::Completed,
     Letter::Network,

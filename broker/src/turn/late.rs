@@ -132,10 +132,11 @@ impl Machine {
 
     /// The message was carried out, nobody knows how far: it is not sent again.
     pub(super) fn finish_unknown(&mut self, now: Mono, out: &mut Vec<Effect>) {
-        let cause = self
-            .running
-            .as_mut()
-            .and_then(|running| running.cause.take());
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        let (turn, cause) = (running.id.clone(), running.cause.take());
+        self.drop_steers(&turn, texts::DROPPED_BY_RECOVERY, out);
         self.finish_failed(texts::worked(cause.as_ref()), now, out);
     }
 

@@ -110,6 +110,20 @@ fn a_run_that_obeys_after_it_was_heard_is_one_failure() {
     }
 }
 
+/// What was late was the first run of the turn, and not the one that went on.
+#[test]
+fn a_late_run_that_goes_on_with_another_worker_is_late_no_more() {
+    let mut rig = silent(fresh());
+    rig.event("a");
+    let stale = Failure::new(crate::classify::STALE_TOKEN, ErrorCategory::Auth, "stale");
+    rig.ended("a", Ending::Failed(stale));
+    rig.ready();
+    rig.event("a");
+    let effects = rig.ended("a", Ending::Failed(fail(ErrorCategory::Unknown)));
+    assert_eq!(failure(&effects).message, "it broke");
+    assert_eq!(rig.sends("a"), 2);
+}
+
 #[test]
 fn the_hosts_word_that_the_agent_went_on_counts_too() {
     let kind = code::DELIVERED_OUTCOME_UNKNOWN;
@@ -119,6 +133,13 @@ fn the_hosts_word_that_the_agent_went_on_counts_too() {
     let told = failure(&effects);
     assert!(told.message.starts_with("delivered, outcome unknown"));
     assert_eq!((rig.sends("a"), told.kind.as_str()), (1, kind));
+    assert!(effects.contains(&Effect::Poison), "it is recycled");
+    // Nor does it make a failure of what the user had ended.
+    let mut rig = silent(plain());
+    rig.on(Input::Abort);
+    let went_on = Failure::new(kind, ErrorCategory::Unknown, "it went on");
+    let effects = rig.ended("a", Ending::Failed(went_on));
+    assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
     assert!(effects.contains(&Effect::Poison), "it is recycled");
 }
 
@@ -241,7 +262,31 @@ fn what_the_worker_of_another_broker_shows_forbids_the_second_send() {
         let told = failure(&effects);
         assert_eq!(told.kind, code::DELIVERED_OUTCOME_UNKNOWN);
         assert_eq!(rig.sends("a"), 0, "not by this broker");
+        // What the user has ended is no failure for that.
+        let mut rig = given_up(Again::Reconnect);
+        rig.on(Input::Abort);
+        takes_over(&mut rig, seen, card);
+        rig.ready();
+        assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
     }
+    // It had shown it before it was taken over.
+    let mut rig = given_up(Again::Reconnect);
+    rig.on(Input::Worked(id("a")));
+    let effects = takes_over(&mut rig, false, false);
+    assert_eq!(failure(&effects).kind, code::DELIVERED_OUTCOME_UNKNOWN);
+    // A message for the turn goes with it: it can't be recovered.
+    let mut rig = given_up(Again::Resend);
+    takes_over(&mut rig, true, false);
+    rig.on(Input::Steer {
+        turn: id("s"),
+        prompt: "steer".into(),
+    });
+    rig.on(Input::AbortAnswered(Generation(1)));
+    let of_both = (rig.ends("a"), rig.ends("s"));
+    assert_eq!(
+        of_both,
+        (vec![TurnStatus::Failed], vec![TurnStatus::Interrupted])
+    );
     // One that could not be taken over after all.
     for (shown, expected) in [(true, 0), (false, 1)] {
         let mut rig = given_up(Again::Resend);
@@ -283,6 +328,22 @@ fn a_run_that_is_to_end_is_heard_by_the_next_broker_too() {
     let effects = takes_over(&mut rig, true, true);
     assert_eq!(effects, [Effect::Disarm(id("a"))]);
     assert_eq!(rig.machine.state(), State::AwaitingCard);
+    // That is something of the turn.
+    let stale = || {
+        let kind = crate::classify::STALE_TOKEN;
+        Ending::Failed(Failure::new(kind, ErrorCategory::Auth, "stale"))
+    };
+    rig.ended("a", stale());
+    assert_eq!(rig.armed(), [(false, Some(Again::Continue))]);
+    // What the worker before it had shown says nothing of the one that went on.
+    let mut rig = given_up(Again::Resend);
+    takes_over(&mut rig, true, false);
+    rig.event("a");
+    rig.ended("a", stale());
+    rig.ready();
+    rig.pass(90);
+    let effects = rig.pass(3);
+    assert_eq!(failure(&effects).kind, "silent");
     // A completion without a word.
     let mut rig = given_up(Again::Resend);
     takes_over(&mut rig, false, false);
@@ -332,4 +393,11 @@ fn a_run_that_is_to_end_has_what_is_left_of_its_time_with_the_next_broker() {
     rig.on(Input::Abort);
     let effects = takes_over(&mut rig, false, false);
     assert!(effects.contains(&Effect::Poison), "{effects:?}");
+    // Nor is it a failure then that the message was worked on.
+    let mut rig = given_up(Again::Resend);
+    takes_over(&mut rig, true, false);
+    rig.on(Input::Abort);
+    rig.on(Input::AbortAnswered(Generation(1)));
+    rig.ready();
+    assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
 }

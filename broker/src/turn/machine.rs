@@ -222,11 +222,13 @@ impl Machine {
         let status = TurnStatus::Started;
         out.push(Effect::Emit(id.clone(), Event::Status { status }));
         self.running = Some(Running::new(id, prompt));
+        // The user is there again, also when nothing was held in the end: what comes
+        // behind this turn waits for it only.
+        self.held = false;
         if self.worker.is_some() {
             self.write(now, out);
         } else {
             self.state = State::Starting;
-            self.deadline = None;
             out.push(Effect::Acquire);
         }
     }
@@ -297,7 +299,6 @@ impl Machine {
         self.drop_cleared(out);
         let rows = std::mem::take(&mut self.queue);
         out.extend(rows.into_iter().map(|row| dropped(row, texts::STOPPED)));
-        self.held = false;
         // In this order: a host that hears the denial first would go on.
         out.push(Effect::Dispose);
         out.push(Effect::Withdraw(Withdrawal::ShuttingDown));
@@ -342,7 +343,9 @@ impl Machine {
                 self.finish_failed(self.heard_late(failure), now, out);
             }
             State::Interrupting | State::Stopping => self.finish_interrupted(now, out),
-            State::Idle | State::Starting | State::Recovering | State::Attaching => {}
+            // A card of no turn may wait: a sign-in, for one.
+            State::Idle => out.push(Effect::Withdraw(Withdrawal::WorkerGone)),
+            State::Starting | State::Recovering | State::Attaching => {}
         }
     }
 
@@ -389,16 +392,21 @@ impl Machine {
                 });
                 self.next(now, out);
             }
-            Ending::Failed(failure) if !stopping => {
-                if texts::ends_worker(&failure) {
+            Ending::Failed(failure) => {
+                // Whoever ended the turn, no other one is written to it.
+                if self.state != State::Stopping && texts::ends_worker(&failure) {
                     self.evict(out);
                 }
-                self.finish_failed(self.heard_late(texts::told(failure)), now, out);
+                if stopping {
+                    self.finish_interrupted(now, out);
+                } else {
+                    self.finish_failed(self.heard_late(texts::told(failure)), now, out);
+                }
             }
             Ending::Interrupted if !stopping && self.is_late() => {
                 self.finish_failed(self.answered_late(), now, out);
             }
-            Ending::Interrupted | Ending::Failed(_) => self.finish_interrupted(now, out),
+            Ending::Interrupted => self.finish_interrupted(now, out),
         }
     }
 
@@ -422,7 +430,8 @@ impl Machine {
                 self.finish_interrupted(now, out);
             }
             State::Stopping => self.finish_interrupted(now, out),
-            _ => self.deadline = None,
+            // They have none.
+            _ => {}
         }
     }
 
@@ -476,7 +485,6 @@ impl Machine {
         if self.held && !idle {
             return;
         }
-        self.held = false;
         if let Some(row) = self.queue.pop_front() {
             self.begin(row.turn, row.prompt, now, out);
         }

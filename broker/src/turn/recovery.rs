@@ -57,12 +57,6 @@ impl Machine {
                 out.push(Effect::Acquire);
             }
             State::Starting => self.finish_failed(failure, now, out),
-            State::Attaching => {
-                // The turn was lost with the other broker: what waits behind it
-                // is held like any queue that a broker left.
-                self.held = true;
-                self.finish_failed(failure, now, out);
-            }
             State::Recovering => {
                 let failure = texts::not_replaced(running.cause.as_ref(), failure);
                 self.finish_failed(failure, now, out);
@@ -114,18 +108,18 @@ impl Machine {
         }
     }
 
-    /// Decides how the turn goes on, if it does, and puts it on disk.
+    /// Decides how the turn goes on, if it does, and puts it on disk. Nothing was
+    /// seen of what was sent last.
     fn give_up(&mut self, cause: Failure, out: &mut Vec<Effect>) {
         let Some(running) = &mut self.running else {
             return;
         };
-        let resend = running.sends < 2 && !running.seen;
+        let resend = running.sends < 2;
         running.again = resend.then_some(Again::Resend);
         running.cause = Some(match running.cause.take() {
             Some(first) if !resend => texts::failed_twice(&first, cause),
             _ => cause,
         });
-        out.push(Effect::Withdraw(Withdrawal::Recycled));
         arm(self.rules.recovery.fresh_agent, running.again, out);
     }
 
@@ -137,6 +131,7 @@ impl Machine {
         // Also when the worker has ended by itself: its last processes may not
         // have, and the next one waits for them.
         self.worker = None;
+        out.push(Effect::Withdraw(Withdrawal::Recycled));
         out.push(Effect::Poison);
         out.push(Effect::TellSteers(running.id.clone()));
         self.deadline = None;
@@ -150,12 +145,6 @@ impl Machine {
         } else if let Some(cause) = running.cause.take() {
             self.finish_failed(cause, now, out);
         }
-    }
-
-    /// Goes on with a worker that another broker had given up.
-    pub(super) fn replace_adopted(&mut self, now: Mono, out: &mut Vec<Effect>) {
-        out.push(Effect::Withdraw(Withdrawal::Recycled));
-        self.replace(now, out);
     }
 
     /// Whether a failure is one of a login token that a new worker renews.
@@ -179,7 +168,6 @@ impl Machine {
             Some(_) => texts::expired(failure),
             None => texts::signed_out(failure),
         });
-        out.push(Effect::Withdraw(Withdrawal::Recycled));
         if again == Some(Again::Continue) {
             let text = texts::RECONNECTING.to_owned();
             out.push(Effect::Emit(running.id.clone(), Event::Activity { text }));

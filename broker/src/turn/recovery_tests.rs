@@ -14,6 +14,12 @@ fn gone() -> Failure {
     Failure::new(AGENT_NOT_FOUND, ErrorCategory::NotFound, "agent not found")
 }
 
+/// The same of its session, by the provider's word for it.
+fn session_gone() -> Failure {
+    let kind = ade_protocol::frame::code::SESSION_NOT_FOUND;
+    Failure::new(kind, ErrorCategory::NotFound, "no such session")
+}
+
 /// A turn `a` whose message was written.
 fn sent(rules: Rules) -> Rig {
     let mut rig = Rig::of(rules);
@@ -37,13 +43,14 @@ fn failure(effects: &[Effect]) -> Failure {
 fn r07_an_expired_token_before_any_event_is_met_without_a_word() {
     let mut rig = sent(fresh());
     let effects = rig.ended("a", stale());
+    assert!(rig.machine.is_silent());
     let again = Some(Again::Reconnect);
     let expected = [
-        Effect::Withdraw(Withdrawal::Recycled),
         Effect::Arm {
             rotate: false,
             again,
         },
+        Effect::Withdraw(Withdrawal::Recycled),
         Effect::Poison,
         Effect::TellSteers(id("a")),
         Effect::Acquire,
@@ -85,10 +92,20 @@ fn r08_an_expired_token_after_an_event_lets_the_agent_go_on() {
     assert_eq!(effects, [go_on]);
     // What was written is watched like any message.
     assert_eq!(rig.machine.state(), State::AwaitingFirstEvent);
+    let steer = Input::Steer {
+        turn: id("s"),
+        prompt: "steer".into(),
+    };
+    rig.on(steer);
     rig.pass(90);
     rig.pass(3);
     assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
     assert_eq!(rig.sends("a"), 2, "that was the one time");
+    assert_eq!(
+        rig.ends("s"),
+        [TurnStatus::Interrupted],
+        "nor is it told more"
+    );
 }
 
 #[test]
@@ -145,7 +162,11 @@ fn an_expired_token_of_an_agent_that_cannot_reconnect_is_its_error() {
 
 #[test]
 fn r23_an_agent_that_is_gone_is_replaced_by_a_fresh_one_once() {
-    for recovering in [false, true] {
+    for (recovering, gone) in [false, true]
+        .into_iter()
+        .flat_map(|recovering| [(recovering, gone()), (recovering, session_gone())])
+    {
+        let gone = || gone.clone();
         let mut rig = Rig::of(fresh());
         rig.on(send("a"));
         if recovering {
@@ -214,11 +235,13 @@ fn a_silent_run_has_its_moment_to_end() {
         for input in late {
             assert!(rig.on(input).is_empty(), "{how}");
         }
-        assert_eq!(
-            end(&mut rig),
-            [Effect::Poison, Effect::TellSteers(id("a")), Effect::Acquire],
-            "{how}"
-        );
+        let replaced = [
+            Effect::Withdraw(Withdrawal::Recycled),
+            Effect::Poison,
+            Effect::TellSteers(id("a")),
+            Effect::Acquire,
+        ];
+        assert_eq!(end(&mut rig), replaced, "{how}");
         rig.ready();
         assert!(rig.on(Input::AbortAnswered(generation)).is_empty(), "{how}");
         assert_eq!(rig.sends("a"), 2, "{how}");
@@ -243,12 +266,35 @@ fn a_stop_in_that_moment_is_honoured() {
     let effects = rig.on(Input::AbortAnswered(Generation(2)));
     assert!(!effects.contains(&Effect::Acquire));
     assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
+    // Nor has a turn that is ended already failed for want of a worker.
+    let mut rig = sent(plain());
+    rig.pass(90);
+    rig.on(Input::Abort);
+    rig.on(Input::AbortAnswered(Generation(1)));
+    rig.on(Input::WorkerFailed(fail(ErrorCategory::Exited)));
+    assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
     // A stop of the session waits for nothing.
     let mut rig = sent(plain());
     rig.pass(90);
     let effects = rig.on(Input::Stop);
     assert!(effects.contains(&Effect::Dispose));
     assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
+}
+
+#[test]
+fn that_no_worker_can_be_had_is_told_with_what_went_before() {
+    let mut rig = sent(plain());
+    rig.pass(90);
+    rig.on(Input::AbortAnswered(Generation(1)));
+    let effects = rig.on(Input::WorkerFailed(fail(ErrorCategory::Exited)));
+    let told = failure(&effects).message;
+    for words in [
+        "sent nothing for 90 s",
+        "it broke",
+        "nothing was sent again",
+    ] {
+        assert!(told.contains(words), "{told}");
+    }
 }
 
 #[test]

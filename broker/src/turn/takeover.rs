@@ -138,7 +138,7 @@ impl Machine {
                 _ if legacy.is_given_up() => {
                     running.sends += 1;
                     running.again.get_or_insert(Again::Resend);
-                    self.replace_adopted(now, out);
+                    self.replace(now, out);
                 }
                 Adopted::NeverSent if running.stop_requested => self.finish_interrupted(now, out),
                 Adopted::NeverSent if outdated => self.another_worker(out),
@@ -173,6 +173,7 @@ impl Machine {
     fn another_worker(&mut self, out: &mut Vec<Effect>) {
         self.worker = None;
         self.resume();
+        out.push(Effect::Withdraw(Withdrawal::Recycled));
         out.push(Effect::Dispose);
         out.push(Effect::Acquire);
     }
@@ -236,7 +237,6 @@ impl Machine {
             failure: Some(failure),
         }));
         self.quiet = Quiet::Off;
-        self.held = false;
         self.legacy = None;
         self.state = State::Idle;
         self.deadline = None;

@@ -1,6 +1,8 @@
 //! Turns of another broker, by table.
 
-use super::tests::{FIRST_EVENT, Rig, completed, fail, id, plain, send};
+use ade_protocol::card::Withdrawal;
+
+use super::tests::{FIRST_EVENT, Rig, completed, fail, fresh, id, plain, send};
 use super::*;
 
 /// What is left of the time in which a silent worker may end its run.
@@ -68,6 +70,18 @@ fn a_turn_that_was_taken_over_goes_on() {
     ));
     assert!(effects.contains(&Effect::Abort(id("a"))));
 
+    // What the user had ended is neither sent nor failed.
+    for input in [
+        Input::Adopted(generation, Adopted::NeverSent),
+        Input::TakeoverFailed(fail(ErrorCategory::Exited)),
+    ] {
+        let mut rig = attach(0, false);
+        rig.on(Input::Abort);
+        rig.on(input);
+        assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
+        assert_eq!(rig.sends("a"), 0);
+    }
+
     let mut rig = attach(0, false);
     rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
     assert_eq!(
@@ -100,6 +114,56 @@ fn a_turn_that_was_taken_over_goes_on() {
     rig.pass(3);
     assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
     assert_eq!(rig.sends("a"), 1);
+}
+
+#[test]
+fn an_open_card_is_something_of_the_turn_for_the_next_broker_too() {
+    let legacy = Legacy {
+        sends: 0,
+        noted: true,
+        resumable: false,
+        evicted: false,
+        again: None,
+        left: FIRST_EVENT,
+        cancel: CANCEL,
+    };
+    let mut rig = Rig::new();
+    rig.machine = Machine::attaching(fresh(), (id("a"), "prompt a".into()), legacy);
+    rig.generation = 1;
+    let (seen, card) = (false, true);
+    rig.on(Input::Adopted(Generation(1), Adopted::Has { seen, card }));
+    assert_eq!(rig.machine.state(), State::AwaitingCard);
+    let kind = crate::classify::STALE_TOKEN;
+    let stale = Failure::new(kind, ErrorCategory::Auth, "stale");
+    rig.ended("a", Ending::Failed(stale));
+    assert_eq!(rig.armed(), [(false, Some(Again::Continue))]);
+}
+
+/// The worker that the user's abort had found silent is replaced, whatever it says.
+#[test]
+fn a_recovery_that_the_user_had_ended_is_completed_by_the_next_broker() {
+    let legacy = Legacy {
+        sends: 0,
+        noted: true,
+        resumable: false,
+        evicted: true,
+        again: None,
+        left: Duration::ZERO,
+        cancel: CANCEL,
+    };
+    let mut rig = Rig::new();
+    rig.machine = Machine::attaching(plain(), (id("a"), "prompt a".into()), legacy);
+    rig.machine.ended_by_user();
+    let (seen, card) = (false, false);
+    let effects = rig.on(Input::Adopted(Generation(1), Adopted::Has { seen, card }));
+    assert!(
+        effects.ends_with(&[Effect::Poison, Effect::TellSteers(id("a")), Effect::Acquire]),
+        "{effects:?}"
+    );
+    assert_eq!(rig.ends("a"), []);
+    rig.ready();
+    assert_eq!(rig.ends("a"), [TurnStatus::Interrupted]);
+    assert_eq!(rig.sends("a"), 0);
 }
 
 #[test]
@@ -144,11 +208,16 @@ fn what_can_no_longer_be_written_down_ends_everything_at_once() {
         rig.on(send(turn));
     }
     rig.ready();
+    let (turn, prompt) = (id("n"), "prompt n".to_owned());
+    let mode = Interrupt::Replace;
+    rig.on(Input::Interrupt { turn, prompt, mode });
     let effects = rig.on(Input::Unrecordable(fail(ErrorCategory::Unknown)));
     assert!(effects.contains(&Effect::Poison) && !effects.contains(&Effect::Acquire));
-    for turn in ["a", "b"] {
+    for turn in ["a", "n"] {
         assert_eq!(rig.ends(turn), [TurnStatus::Failed], "{turn}");
     }
+    assert_eq!(rig.ends("b").len(), 1, "what was cleared ends too");
+    assert_eq!(rig.machine.recoverable(), 0);
     assert_eq!(rig.machine.state(), State::Idle);
 }
 
@@ -169,9 +238,24 @@ fn a_message_is_never_written_to_an_outdated_worker_that_was_taken_over() {
         rig.machine = Machine::attaching(plain(), message, legacy(sends));
         rig.on(Input::Outdated(Generation(1)));
         let effects = rig.on(Input::Adopted(Generation(1), Adopted::NeverSent));
-        assert_eq!(effects, [Effect::Dispose, Effect::Acquire]);
+        let replaced = [
+            Effect::Withdraw(Withdrawal::Recycled),
+            Effect::Dispose,
+            Effect::Acquire,
+        ];
+        assert_eq!(effects, replaced);
         assert_eq!(rig.machine.state(), state);
     }
+    // One of an idle session goes at once, and one that a message waits for, too.
+    let adopted = || Input::Adopted(Generation(1), Adopted::NeverSent);
+    let mut rig = Rig::new();
+    rig.on(Input::Outdated(Generation(1)));
+    assert!(rig.on(adopted()).contains(&Effect::Dispose));
+    let mut rig = Rig::new();
+    rig.on(Input::Outdated(Generation(1)));
+    rig.on(send("a"));
+    assert!(rig.on(adopted()).contains(&Effect::Dispose));
+    assert_eq!(rig.sends("a"), 0);
     // One that has it goes on to its end.
     let mut rig = Rig::new();
     let message = (id("a"), "prompt a".to_owned());
@@ -255,6 +339,39 @@ fn a_steer_that_another_broker_left_belongs_to_its_turn_still() {
     rig.ended("a", completed());
     assert_eq!(rig.machine.turn(), Some(&id("s")), "as its own turn");
     assert_eq!((rig.sends("s"), dropped(&rig)), (1, 0));
+}
+
+#[test]
+fn what_waits_behind_a_lost_turn_is_held_until_the_users_next_message_and_no_longer() {
+    type Loss = fn(&mut Rig);
+    let losses: [(bool, bool, Loss); 2] = [
+        (true, false, |_| {}),
+        // It had been worked on, which is all that is known.
+        (false, true, |rig| drop(rig.on(Input::Worked(id("a"))))),
+    ];
+    for (noted, resumable, shown) in losses {
+        // Also when nothing is left in the end that could be held.
+        for cancelled in [false, true] {
+            let mut rig = left_in_recovery(noted, resumable);
+            shown(&mut rig);
+            if cancelled {
+                let (turn, by) = (id("b"), "somebody".to_owned());
+                rig.on(Input::CancelQueued { turn, by });
+            }
+            rig.on(Input::TakeoverFailed(fail(ErrorCategory::Exited)));
+            assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
+            assert_eq!(rig.machine.turn(), None, "nobody may be watching");
+            assert_eq!(rig.machine.is_held(), !cancelled);
+            rig.on(send("c"));
+            rig.ready();
+            rig.on(send("d"));
+            let order = if cancelled { "cd" } else { "bcd" };
+            for turn in order.chars().map(|turn| turn.to_string()) {
+                assert_eq!(rig.machine.turn(), Some(&id(&turn)), "{cancelled}");
+                rig.ended(&turn, completed());
+            }
+        }
+    }
 }
 
 /// Why it went on with another worker is told by the next broker too.

@@ -160,7 +160,6 @@ impl Machine {
         out.extend(rows.iter().map(|row| Effect::Clear(row.turn.clone())));
         let until = now + self.rules.timing.queue_recovery;
         self.cleared = Some(Cleared { rows, until });
-        self.held = false;
     }
 
     /// The moment is over: the cleared messages end.

@@ -66,6 +66,17 @@ fn a_steer_runs_behind_a_turn_that_was_recovered() {
     assert_eq!((rig.machine.turn(), notices(&rig)), (Some(&id("b")), 0));
 }
 
+/// As it is behind one that was recovered and failed later, by itself.
+#[test]
+fn a_steer_outlives_a_failure_after_the_recovery() {
+    let mut rig = recovering();
+    rig.ready();
+    rig.event("a");
+    rig.ended("a", Ending::Failed(fail(ErrorCategory::Unknown)));
+    assert_eq!(rig.ends("a"), [TurnStatus::Failed]);
+    assert_eq!((rig.machine.turn(), notices(&rig)), (Some(&id("s")), 0));
+}
+
 #[test]
 fn a_steer_is_dropped_once_when_its_turn_was_not_recovered_and_messages_go_on() {
     let failed: [fn(&mut Rig); 3] = [
@@ -113,6 +124,23 @@ fn an_abort_drops_the_steers_of_its_turn_and_nothing_else() {
         1,
         "said after the abort: it waits"
     );
+    // Nor one of another turn, behind which it waits.
+    let mut rig = Rig::new();
+    for input in [send("a"), send("b"), steer("s")] {
+        rig.on(input);
+    }
+    rig.ready();
+    rig.ended("a", completed());
+    assert_eq!(rig.machine.turn(), Some(&id("b")));
+    rig.on(Input::Abort);
+    rig.ended("b", Ending::Interrupted);
+    assert_eq!(rig.machine.turn(), Some(&id("s")));
+    // One that rides through an interrupt is not dropped by an abort behind it.
+    let mut rig = recovering();
+    rig.ready();
+    rig.on(interrupt("n", Interrupt::Continue));
+    rig.on(Input::Abort);
+    assert_eq!(notices(&rig), 0);
 }
 
 fn interrupt(turn: &str, mode: Interrupt) -> Input {
@@ -131,7 +159,9 @@ fn interrupt_and_continue_goes_first_and_the_queue_rides_through() {
     }
     rig.ready();
     rig.event("a");
-    rig.on(interrupt("n", Interrupt::Continue));
+    let effects = rig.on(interrupt("n", Interrupt::Continue));
+    let first = |effect: &Effect| matches!(effect, Effect::Enqueue { first: true, .. });
+    assert!(effects.iter().any(first), "on disk too: {effects:?}");
     assert_eq!(rig.machine.state(), State::Interrupting);
     assert!(rig.pass(29).is_empty(), "the same agent gets its time");
     rig.ended("a", Ending::Interrupted);
@@ -182,6 +212,93 @@ fn interrupt_and_replace_clears_a_queue_that_can_be_brought_back_for_a_moment() 
             assert_eq!(rig.ends("c"), [TurnStatus::Interrupted]);
             assert_eq!((rig.sends("b"), rig.machine.turn()), (0, None));
         }
+    }
+}
+
+#[test]
+fn a_run_that_is_replaced_has_the_time_of_an_abort() {
+    let mut rig = Rig::new();
+    rig.on(send("a"));
+    rig.ready();
+    rig.event("a");
+    rig.on(interrupt("n", Interrupt::Replace));
+    assert!(rig.pass(10).is_empty());
+    assert!(rig.pass(1).contains(&Effect::Poison));
+    assert_eq!(rig.machine.turn(), Some(&id("n")));
+}
+
+#[test]
+fn a_stop_ends_what_was_cleared_too() {
+    let mut rig = Rig::new();
+    for turn in ["a", "b"] {
+        rig.on(send(turn));
+    }
+    rig.ready();
+    rig.on(interrupt("n", Interrupt::Replace));
+    rig.on(Input::Stop);
+    assert_eq!(rig.ends("b"), [TurnStatus::Interrupted]);
+    assert_eq!(rig.machine.recoverable(), 0);
+}
+
+#[test]
+fn what_was_cleared_when_a_broker_died_has_its_moment_and_waits_with_what_is_held() {
+    let row = |turn: &str, steers: Option<&str>| Queued {
+        turn: id(turn),
+        prompt: format!("prompt {turn}"),
+        steers: steers.map(id),
+    };
+    let restored = |held: bool| {
+        let mut rig = Rig::new();
+        if held {
+            rig.machine.restore_queue([row("x", None)]);
+        }
+        rig.machine
+            .restore_cleared(vec![row("s", Some("lost"))], rig.now);
+        rig
+    };
+    let mut rig = restored(true);
+    assert_eq!(rig.machine.deadline(), Some(Duration::from_secs(8)));
+    assert!(rig.pass(7).is_empty());
+    rig.on(Input::RecoverQueue);
+    assert!(rig.machine.is_held() && rig.machine.turn().is_none());
+    let rows: Vec<&Queued> = rig.machine.queue().collect();
+    assert_eq!(rows, [&row("x", None), &row("s", None)]);
+    let mut rig = restored(true);
+    rig.pass(8);
+    assert_eq!(rig.ends("s"), [TurnStatus::Interrupted]);
+    // Nothing is held: it runs.
+    let mut rig = restored(false);
+    rig.on(Input::RecoverQueue);
+    assert_eq!(rig.machine.turn(), Some(&id("s")));
+}
+
+/// A queue that was held and is empty by now holds up nobody.
+#[test]
+fn messages_run_in_order_again_once_the_user_is_there() {
+    type Empties = fn(&mut Rig);
+    let empties: [Empties; 4] = [
+        |rig| drop(rig.on(cancel("x"))),
+        |rig| drop(rig.on(Input::Stop)),
+        |rig| drop(rig.on(Input::Unrecordable(fail(ErrorCategory::Unknown)))),
+        |rig| {
+            rig.on(interrupt("n", Interrupt::Replace));
+            rig.ready();
+            rig.ended("n", completed());
+        },
+    ];
+    for empty in empties {
+        let mut rig = Rig::new();
+        rig.machine.restore_queue([Queued {
+            turn: id("x"),
+            prompt: "prompt x".into(),
+            steers: None,
+        }]);
+        empty(&mut rig);
+        rig.on(send("a"));
+        rig.ready();
+        rig.on(send("b"));
+        rig.ended("a", completed());
+        assert_eq!(rig.machine.turn(), Some(&id("b")));
     }
 }
 
@@ -281,6 +398,7 @@ fn every_message_that_is_not_sent_is_named_with_what_ended_it() {
     });
     rig.on(cancel("long"));
     assert!(told(&rig)[0].len() < 600, "shortened at a whole character");
+    assert!(told(&rig)[0].ends_with("ü…”"), "and said so");
     // Nor is one lost that nothing can be written of.
     let mut rig = waiting();
     let effects = rig.on(Input::Unrecordable(fail(ErrorCategory::Unknown)));

@@ -19,6 +19,8 @@ pub(super) struct Message {
     pub(super) silent: bool,
     /// The user has ended it.
     pub(super) stopped: bool,
+    /// That the user has ended it is on disk.
+    pub(super) end_noted: bool,
     /// It stands in the table of waiting messages.
     pub(super) on_disk: bool,
     /// Its worker took a message for it, and what became of that nobody knows yet:
@@ -34,8 +36,12 @@ pub(super) struct Ledger {
     pub(super) outdated: bool,
     /// A worker is in use.
     pub(super) worker: bool,
+    /// The worker waits for an answer to a card.
+    pub(super) card: bool,
     /// A worker is being had.
     pub(super) starting: bool,
+    /// Nothing can be written down.
+    pub(super) unwritable: bool,
     /// What the agent can do.
     pub(super) recovery: Recovery,
     /// The next start has a fresh agent.
@@ -75,7 +81,13 @@ impl Ledger {
             } => self.sent(turn, prompt, *again),
             Effect::Finish { turn, status, .. } => {
                 assert_ne!(*status, TurnStatus::Started);
+                assert!(!self.card, "a card outlives its turn");
+                let by_itself = !self.unwritable;
                 let message = self.of(turn);
+                assert!(
+                    *status != TurnStatus::Failed || !message.stopped || !by_itself,
+                    "a failure of what the user had ended"
+                );
                 // What cannot be written down fails also before it began.
                 let unwritten = *status == TurnStatus::Failed;
                 assert!(
@@ -107,8 +119,16 @@ impl Ledger {
                 message.on_disk = false;
             }
             Effect::Edit { turn, .. } => assert!(self.of(turn).on_disk),
-            Effect::Quiet { turn, .. } | Effect::Abort(turn) | Effect::NoteEnd(turn) => {
-                assert!(self.of(turn).ends == 0);
+            Effect::Quiet { turn, .. } => assert!(self.of(turn).ends == 0),
+            Effect::NoteEnd(turn) => {
+                let message = self.of(turn);
+                assert!(message.ends == 0);
+                message.end_noted = true;
+            }
+            Effect::Abort(turn) => {
+                let message = self.of(turn);
+                assert!(message.ends == 0);
+                assert!(message.end_noted, "told before it was on disk");
             }
             Effect::AbortSilent(turn) => {
                 let message = self.of(turn);
@@ -142,7 +162,7 @@ impl Ledger {
             Effect::Poison | Effect::Dispose => {
                 (self.worker, self.outdated, self.starting) = (false, false, false);
             }
-            Effect::Withdraw(_) => {}
+            Effect::Withdraw(_) => self.card = false,
         }
         assert!(
             self.messages.values().all(|message| message.ends <= 1),

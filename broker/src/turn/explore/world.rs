@@ -1,6 +1,7 @@
 //! A machine with its ledger: what each letter gives it, and what must hold
 //! after each.
 
+use super::super::heard::Quiet;
 use super::super::*;
 use super::ledger::{Ledger, Message};
 use super::{ABLE, Letter, PROMPT};
@@ -198,8 +199,18 @@ impl World {
                 self.no_worker(crate::classify::AGENT_NOT_FOUND, ErrorCategory::NotFound);
             }
             Letter::Event => self.shown(Input::Event),
-            Letter::Card => self.shown(Input::CardOpened),
-            Letter::Settled => self.on(Input::CardsSettled(generation)),
+            Letter::Card => {
+                self.shown(Input::CardOpened);
+                self.asked(self.machine.turn().cloned().as_ref());
+            }
+            Letter::SignIn => {
+                self.on(Input::CardOpened(generation, None));
+                self.asked(None);
+            }
+            Letter::Settled => {
+                self.ledger.card = false;
+                self.on(Input::CardsSettled(generation));
+            }
             Letter::Completed => self.ended(completed()),
             Letter::Network => self.failed("n", ErrorCategory::Network),
             Letter::Stale => self.failed(crate::classify::STALE_TOKEN, ErrorCategory::Auth),
@@ -222,9 +233,9 @@ impl World {
             Letter::Deadline => self.pass(90),
             Letter::Unrecordable => {
                 let failure = failed("state", ErrorCategory::Unknown);
-                self.ledger.has_last_word = true;
+                (self.ledger.has_last_word, self.ledger.unwritable) = (true, true);
                 self.on(Input::Unrecordable(failure));
-                self.ledger.has_last_word = false;
+                (self.ledger.has_last_word, self.ledger.unwritable) = (false, false);
             }
             Letter::NeverSent => self.adopted(Adopted::NeverSent),
             Letter::Unseen => self.adopted(has(false)),
@@ -246,6 +257,19 @@ impl World {
     fn by_user(&mut self, input: Input) {
         self.stopped_by_user();
         self.on(input);
+        self.check_end_noted();
+    }
+
+    /// A turn that the user has ended and that goes on is ended by the next broker
+    /// too. A stop of the session is carried out at once.
+    fn check_end_noted(&mut self) {
+        if self.machine.state() == State::Stopping {
+            return;
+        }
+        if let Some(turn) = self.machine.turn().cloned() {
+            let message = self.ledger.of(&turn);
+            assert!(message.end_noted || !message.stopped, "{turn}: not on disk");
+        }
     }
 
     fn cancel_queued(&mut self) {
@@ -297,6 +321,15 @@ impl World {
         self.on(input(generation, turn));
     }
 
+    /// The worker waits for the answer to a card of this turn, unless nobody asks for
+    /// it: what ends takes no card.
+    fn asked(&mut self, turn: Option<&TurnId>) {
+        let ends = matches!(self.machine.state(), State::Interrupting | State::Stopping);
+        let accepts = (self.machine).accepts(Generation(self.generation), turn);
+        self.ledger.card |= accepts && !ends;
+        self.check();
+    }
+
     /// Said of the worker that is in use, or of the one that is taken over.
     fn outdated(&mut self) {
         self.ledger.outdated = self.has_worker();
@@ -335,6 +368,7 @@ impl World {
             self.stopped_by_user();
             let (turn, prompt) = self.message();
             self.on(Input::Interrupt { turn, prompt, mode });
+            self.check_end_noted();
         }
     }
 
@@ -392,6 +426,37 @@ impl World {
         if goes_on.contains(&self.machine.state()) {
             self.ledger.goes_on();
         }
+        let bounded = [
+            State::AwaitingFirstEvent,
+            State::Cancelling,
+            State::Interrupting,
+            State::Stopping,
+        ];
+        assert_eq!(
+            self.machine.deadline.is_some(),
+            bounded.contains(&self.machine.state()),
+            "{:?}: a wait without an end, or an end of no wait",
+            self.machine.state()
+        );
+        assert_eq!(
+            self.machine.quiet != Quiet::Off,
+            self.machine.state() == State::Streaming,
+            "silence counts exactly while the agent may speak"
+        );
+        assert!(
+            !self.ledger.card || self.has_worker(),
+            "a card whose worker is gone"
+        );
+        let unseen = [State::AwaitingFirstEvent, State::Cancelling];
+        let seen = (self.machine.running.as_ref()).is_some_and(|running| running.seen);
+        assert!(
+            !seen || !unseen.contains(&self.machine.state()),
+            "heard and still awaited"
+        );
+        assert!(
+            !self.machine.held || idle,
+            "messages are held though the user is there"
+        );
         let waits = self.machine.queued() > 0 && !self.machine.is_held();
         assert!(!idle || !waits, "a message waits for nothing");
         for (turn, message) in &self.ledger.messages {
