@@ -177,7 +177,8 @@ mod tests {
             matches!(budget.start(at(10_000)), Start::Refused { .. }),
             "only a user clears it"
         );
-        budget.success();
+        // Nor is it forgotten on disk for it.
+        assert!(!budget.success());
         assert!(matches!(budget.start(at(10_000)), Start::Refused { .. }));
         budget.clear();
         assert_eq!(budget.start(at(10_000)), Start::After(Duration::ZERO));
@@ -213,6 +214,35 @@ mod tests {
         assert!(matches!(budget.start(now), Start::After(_)), "too old");
         assert!(budget.success(), "there were some");
         assert!(!budget.success());
+    }
+
+    #[test]
+    fn a_window_holds_what_is_as_old_as_it_and_nothing_older() {
+        let refused = |deaths: &[u64]| {
+            let mut budget = Budget::default();
+            for death in deaths {
+                budget.death(at(*death));
+            }
+            matches!(budget.start(at(300)), Start::Refused { .. })
+        };
+        assert!(refused(&[0, 30, 60]));
+        assert!(!refused(&[0, 30, 61]));
+        let slow = [0, 33, 66, 100, 133, 166, 200, 233, 266];
+        assert!(refused(&[&slow[..], &[300]].concat()));
+        assert!(!refused(&[&slow[..], &[301]].concat()));
+        // Nor is the pause longer for what is long ago.
+        let mut budget = Budget::default();
+        budget.death(at(0));
+        budget.death(at(100));
+        let first = Limits::default().pauses[0];
+        assert_eq!(budget.start(at(100)), Start::After(first));
+        // What is older than the clock is not recalled either.
+        let mut budget = Budget::default();
+        budget.recall(at(1000), &[at(301)]);
+        budget.recall(at(1), &[at(2)]);
+        assert!(!budget.success());
+        budget.recall(at(1000), &[at(300)]);
+        assert!(budget.success());
     }
 
     #[test]

@@ -327,6 +327,12 @@ mod tests {
                 .is_none()
         );
         assert_eq!(cards.withdraw_all(Withdrawal::Aborted).len(), 1);
+        cards.add(card("own", CardKind::Text), LATER);
+        let own = cards.withdraw(&"own".into(), Generation(1), Withdrawal::Cancelled);
+        assert!(own.is_some());
+        let why = Withdrawal::Cancelled;
+        let late = cards.answer(&"own".into(), &yes("x"), "a").unwrap_err();
+        assert_eq!(late, AnswerError::Gone { why });
         let late = cards.answer(&"c".into(), &yes("x"), "a").unwrap_err();
         assert_eq!(
             late,
@@ -375,6 +381,32 @@ mod tests {
         assert_eq!(cards.deadline(), Some(LATER));
         assert_eq!(cards.expire(LATER).len(), 1);
         assert_eq!(cards.deadline(), None);
+    }
+
+    /// What was typed and thought better of is nobody's.
+    #[test]
+    fn a_no_has_no_value() {
+        let mut cards = Cards::default();
+        cards.add(card("c", CardKind::Text), LATER);
+        let no = Answer {
+            ok: false,
+            ..yes("typed")
+        };
+        let (_, outcome) = cards.answer(&"c".into(), &no, "a").unwrap();
+        let (by, value) = ("a".to_owned(), None);
+        assert_eq!(outcome, CardOutcome::Answered { by, value });
+    }
+
+    #[test]
+    fn only_so_many_settled_cards_are_remembered() {
+        let mut cards = Cards::default();
+        for index in 0..=REMEMBERED {
+            cards.add(card(&index.to_string(), CardKind::Text), LATER);
+            cards.withdraw_all(Withdrawal::Aborted);
+        }
+        let mut late = |id: &str| cards.answer(&id.into(), &yes("x"), "a").unwrap_err();
+        assert!(matches!(late("0"), AnswerError::Unknown(_)));
+        assert!(matches!(late("1"), AnswerError::Gone { .. }));
     }
 
     #[test]

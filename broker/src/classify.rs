@@ -175,6 +175,12 @@ mod tests {
         use ErrorCategory::{Auth, Busy, Network, NotFound, RateLimit, Unknown};
         let table = [
             ("Agent busy: ECONNRESET", Busy),
+            ("Agent busy: too many requests", Busy),
+            ("fetch failed: 401 Unauthorized", Network),
+            ("agent not found: socket hang up", Network),
+            ("agent not found: unauthorized", NotFound),
+            ("the model was not found here", Unknown),
+            ("Model not found: gpt-0", NotFound),
             ("stream closed: NGHTTP2_ENHANCE_YOUR_CALM", RateLimit),
             ("429: {\"message\":\"fake rate limit\"}", RateLimit),
             ("used 14290 tokens", Unknown),
@@ -216,6 +222,22 @@ mod tests {
         }
     }
 
+    /// What a turn goes on after has a name of its own, and nothing else has it.
+    #[test]
+    fn a_failure_keeps_its_name_unless_a_turn_may_go_on_after_it() {
+        let stale = "Authentication error: logged in, try logging out and back in";
+        let table = [
+            (stale, STALE_TOKEN, ErrorCategory::Auth),
+            ("Agent not found", AGENT_NOT_FOUND, ErrorCategory::NotFound),
+            ("agent busy: agent not found", "own", ErrorCategory::Busy),
+            ("model not found", "own", ErrorCategory::NotFound),
+            ("401", "own", ErrorCategory::Auth),
+        ];
+        for (text, kind, category) in table {
+            assert_eq!(judge("own", text), (kind, category), "{text}");
+        }
+    }
+
     #[test]
     fn the_id_of_a_request_is_found_where_it_is_named() {
         let table = [
@@ -230,7 +252,10 @@ mod tests {
         for (text, id) in table {
             assert_eq!(request_id(text), id, "{text}");
         }
-        assert_eq!(request_id(&format!("request id {}", "x".repeat(500))), None);
+        for (length, found) in [(MAX_REQUEST_ID, true), (MAX_REQUEST_ID + 1, false)] {
+            let text = format!("request id {}", "x".repeat(length));
+            assert_eq!(request_id(&text).is_some(), found, "{length}");
+        }
     }
 
     #[test]

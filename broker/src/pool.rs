@@ -383,6 +383,7 @@ mod tests {
         );
         assert!(tokio::time::timeout(LONG, third.next(2)).await.is_err());
         drop(first);
+        assert_eq!(pool.counts(), (1, 1), "the next one has it at once");
         assert_eq!((second.next(1).await, third.next(2).await), (None, Some(1)));
         assert_eq!(pool.counts(), (1, 1));
         drop(third);
@@ -436,5 +437,12 @@ mod tests {
         pool.start_failed("x");
         pool.start_worked("x");
         assert_eq!(pool.may_start("x"), Start::After(Duration::ZERO));
+        // What failed under another broker lies before this one's birth.
+        pool.recall("x", &[Duration::from_secs(30), Duration::from_secs(20)]);
+        pool.start_failed("x");
+        assert!(matches!(
+            pool.may_start("x"),
+            Start::Refused { deaths: 3, .. }
+        ));
     }
 }

@@ -99,6 +99,10 @@ fn only_so_many_start_at_once() {
     assert!(!line.is_full("x"), "that passes by itself");
     line.started(first);
     assert_eq!(line.settle(nobody), [News::Granted(second)]);
+    // Nobody is put away for it.
+    line.idle(first, at(1));
+    let third = line.ask("c".into(), "x");
+    assert_eq!(line.settle(nobody), [News::Waits(third, 1)]);
 }
 
 #[test]
@@ -161,6 +165,21 @@ fn the_longest_idle_worker_that_nobody_watches_makes_room() {
     assert_eq!(line.settle(nobody), [News::WantedBack(watched)]);
     line.leave(busy);
     assert_eq!(line.settle(nobody), [News::Granted(second)]);
+}
+
+#[test]
+fn each_request_gets_room_of_its_own_from_whoever_is_idle_longest() {
+    let mut line = line(2, 9, 9);
+    let [young, old] = ["young", "old"].map(|session| line.ask(session.into(), "x"));
+    line.settle(nobody);
+    line.idle(young, at(2));
+    line.idle(old, at(1));
+    let first = line.ask("a".into(), "x");
+    let expected = [News::WantedBack(old), News::Waits(first, 1)];
+    assert_eq!(line.settle(nobody), expected);
+    let second = line.ask("b".into(), "x");
+    let expected = [News::WantedBack(young), News::Waits(second, 2)];
+    assert_eq!(line.settle(nobody), expected);
 }
 
 #[test]
