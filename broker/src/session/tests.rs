@@ -2,6 +2,7 @@
 //! in between can be looked at here.
 
 mod cards;
+mod notes;
 mod silence;
 
 use std::collections::BTreeMap;

@@ -349,49 +349,4 @@ impl State {
         )?;
         Ok(changed > 0)
     }
-
-    /// Empties a queue; gives the number of messages that were in it.
-    ///
-    /// # Errors
-    /// [`StateError`].
-    pub fn clear_queue(&self, session: &SessionId) -> Result<usize, StateError> {
-        self.execute(
-            "empty a queue",
-            "DELETE FROM queue WHERE session_id = ?1",
-            [session.as_str()],
-        )
-    }
-
-    /// Makes the first message of the queue the running turn, as one step:
-    /// after a crash it is in the one place or in the other. `None`: the queue
-    /// is empty.
-    ///
-    /// # Errors
-    /// [`StateError::TurnRuns`] when another one runs; other [`StateError`]s.
-    pub fn start_queued(
-        &self,
-        session: &SessionId,
-        started_at: &str,
-    ) -> Result<Option<TurnRow>, StateError> {
-        self.atomically(|state| {
-            let Some(first) = state.queue(session)?.into_iter().next() else {
-                return Ok(None);
-            };
-            state.remove_queued(session, &first.turn_id)?;
-            let turn = TurnRow {
-                session_id: first.session_id,
-                turn_id: first.turn_id,
-                prompt: first.prompt,
-                started_at: started_at.to_owned(),
-                generation: Generation(0),
-                sends: 0,
-                state: "starting".to_owned(),
-                armed_at_ms: 0,
-                cause: None,
-                after: first.after,
-            };
-            state.begin_turn(&turn)?;
-            Ok(Some(turn))
-        })
-    }
 }

@@ -44,8 +44,19 @@ fn a_deleted_session_is_gone_with_all_that_hangs_on_it() {
     state.enqueue(&queued("s", "t2")).unwrap();
     state.put_card(&card("s", "c", CardKind::Text), 1).unwrap();
     let id = SessionId::from("s");
+    let steer = SteerRow {
+        session_id: id.clone(),
+        request_id: "r".into(),
+        turn_id: "t1".into(),
+        prompt: "steer".into(),
+        after: Seq(3),
+    };
+    state.put_steer(&steer).unwrap();
+    assert_eq!(state.steers(&id).unwrap(), [steer]);
+    state.put_death(&death("s", 7), 0).unwrap();
     assert!(state.delete_session(&id).unwrap());
     assert!(!state.delete_session(&id).unwrap());
+    assert!(state.steers(&id).unwrap().is_empty() && state.deaths().unwrap().is_empty());
     assert!(state.session(&id).unwrap().is_none() && state.sessions().unwrap().is_empty());
     assert!(state.running_turns().unwrap().is_empty() && state.queues().unwrap().is_empty());
     assert!(state.cards().unwrap().is_empty());
@@ -180,4 +191,52 @@ fn a_damaged_row_of_a_card_costs_itself() {
     let cards = state.cards().unwrap();
     let ids: Vec<_> = cards.iter().map(|row| row.card.card_id.as_str()).collect();
     assert_eq!(ids, ["c2"]);
+}
+
+fn death(session: &str, at_ms: u64) -> Death {
+    Death {
+        session_id: session.into(),
+        provider: "pi".into(),
+        at_start: true,
+        at_ms,
+    }
+}
+
+#[test]
+fn deaths_count_as_long_as_they_are_new_and_for_whom_they_count() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    for id in ["a", "b"] {
+        state.insert_session(&session(id)).unwrap();
+    }
+    // The clock began anew with the machine: 900 lies ahead.
+    for at in [10, 20, 900] {
+        state.put_death(&death("a", at), 0).unwrap();
+    }
+    state.put_death(&death("b", 5), 0).unwrap();
+    state.put_death(&death("a", 30), 20).unwrap();
+    let kept = [death("b", 5), death("a", 20), death("a", 30)];
+    assert_eq!(state.deaths().unwrap(), kept);
+    // The kind of agent is well; the sessions count for themselves.
+    state.forget_failed_starts("pi").unwrap();
+    let own = kept.map(|death| Death {
+        at_start: false,
+        ..death
+    });
+    assert_eq!(state.deaths().unwrap(), own);
+    state.forget_deaths(&"a".into()).unwrap();
+    assert_eq!(state.deaths().unwrap(), own[..1]);
+}
+
+#[test]
+fn a_new_agent_has_been_told_nothing() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    let id = SessionId::from("s");
+    state.insert_session(&session("s")).unwrap();
+    state.set_agent_told(&id).unwrap();
+    state.set_replaced_agent(&id, Some("old")).unwrap();
+    let row = state.session(&id).unwrap().unwrap();
+    assert_eq!(row.replaced_agent.as_deref(), Some("old"));
+    assert!(!row.agent_told);
 }

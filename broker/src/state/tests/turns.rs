@@ -86,7 +86,7 @@ fn the_first_mark_of_a_turn_stays_and_ends_with_it() {
 }
 
 #[test]
-fn the_queue_keeps_its_order_and_moves_as_one_step() {
+fn the_queue_keeps_its_order() {
     let folder = TempDir::new().unwrap();
     let state = open(&folder);
     let id = SessionId::from("s");
@@ -106,28 +106,13 @@ fn the_queue_keeps_its_order_and_moves_as_one_step() {
     assert!(state.remove_queued(&id, &"t0".into()).unwrap());
     assert!(state.remove_queued(&id, &"t3".into()).unwrap());
     assert!(!state.remove_queued(&id, &"t3".into()).unwrap());
-    let started = state.start_queued(&id, "now").unwrap().unwrap();
-    assert_eq!(
-        (started.turn_id.as_str(), started.started_at.as_str()),
-        ("t1", "now")
-    );
-    // The running turn stays, and so does the queue.
-    assert!(matches!(
-        state.start_queued(&id, "now"),
-        Err(StateError::TurnRuns(_))
-    ));
     let rest: Vec<_> = state
         .queue(&id)
         .unwrap()
         .into_iter()
         .map(|row| row.turn_id)
         .collect();
-    assert_eq!(rest, [TurnId::from("t2"), TurnId::from("t4")]);
-    assert_eq!(state.clear_queue(&id).unwrap(), 2);
-    state
-        .end_turn(&id, &"t1".into(), TurnStatus::Interrupted, None, Seq(0))
-        .unwrap();
-    assert_eq!(state.start_queued(&id, "now").unwrap(), None);
+    assert_eq!(rest, ["t1", "t2", "t4"].map(TurnId::from));
 }
 
 #[test]
@@ -149,8 +134,71 @@ fn what_was_cleared_is_kept_and_runs_only_when_it_is_queued_again() {
     assert_eq!(turns(state.cleared(&id).unwrap()), ["t1", "t2"]);
     state.enqueue(&queued("s", "t1")).unwrap();
     assert_eq!(turns(state.queue(&id).unwrap()), ["t3", "t1"]);
-    let first = state.start_queued(&id, "now").unwrap().unwrap();
-    assert_eq!(first.turn_id.as_str(), "t3");
     assert!(state.remove_queued(&id, &"t2".into()).unwrap());
     assert_eq!(turns(state.cleared(&id).unwrap()), [""; 0]);
+}
+
+#[test]
+fn only_the_running_turn_is_written_of() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    let (id, own, other) = (SessionId::from("s"), TurnId::from("t1"), "t0".into());
+    state.insert_session(&session("s")).unwrap();
+    state.begin_turn(&turn("s", "t1")).unwrap();
+    let write = |turn: &TurnId| {
+        state.set_turn_state(&id, turn, "ending").unwrap();
+        state.set_armed(&id, turn, 5).unwrap();
+        state
+            .plan_turn(&id, turn, "recovering", Some("why"))
+            .unwrap();
+    };
+    write(&other);
+    assert_eq!(state.running_turns().unwrap(), [turn("s", "t1")]);
+    write(&own);
+    let planned = TurnRow {
+        state: "recovering".into(),
+        armed_at_ms: 5,
+        cause: Some("why".into()),
+        ..turn("s", "t1")
+    };
+    assert_eq!(state.running_turns().unwrap(), [planned.clone()]);
+    // Taken back is only what was planned.
+    for (turn, planned_as) in [(&other, "recovering"), (&own, "ending")] {
+        state.unplan_turn(&id, turn, planned_as, "sent").unwrap();
+        assert_eq!(state.running_turns().unwrap(), [planned.clone()]);
+    }
+    state.unplan_turn(&id, &own, "recovering", "sent").unwrap();
+    let before = TurnRow {
+        state: "sent".into(),
+        cause: None,
+        ..planned
+    };
+    assert_eq!(state.running_turns().unwrap(), [before]);
+}
+
+#[test]
+fn what_belongs_to_a_turn_ends_with_it_and_nothing_else() {
+    let folder = TempDir::new().unwrap();
+    let state = open(&folder);
+    let (id, own) = (SessionId::from("s"), TurnId::from("t1"));
+    state.insert_session(&session("s")).unwrap();
+    state.set_has_history(&id).unwrap();
+    state.begin_turn(&turn("s", "t1")).unwrap();
+    let of = |card_id: &str, turn: Option<&str>| Card {
+        turn_id: turn.map(TurnId::from),
+        ..card("s", card_id, CardKind::Text)
+    };
+    for card in [of("1", Some("t1")), of("2", Some("t2")), of("3", None)] {
+        state.put_card(&card, 1).unwrap();
+    }
+    for waits in ["t1", "t2"] {
+        state.enqueue(&queued("s", waits)).unwrap();
+    }
+    let end = |turn: &TurnId| state.end_turn(&id, turn, TurnStatus::Failed, None, Seq(0));
+    assert!(end(&own).unwrap());
+    let cards = state.cards().unwrap();
+    let cards: Vec<&str> = cards.iter().map(|row| row.card.card_id.as_str()).collect();
+    assert_eq!(cards, ["2", "3"]);
+    assert_eq!(state.queue(&id).unwrap(), [queued("s", "t2")]);
+    assert!(state.session(&id).unwrap().unwrap().has_history, "it stays");
 }
