@@ -89,7 +89,6 @@ impl Machine {
         self.state = if running.sends == 0 {
             State::Starting
         } else {
-            running.again.get_or_insert(Again::Resend);
             State::Recovering
         };
     }
@@ -132,7 +131,6 @@ impl Machine {
                     && !running.stop_requested
                     && running.again != Some(Again::Continue) =>
                 {
-                    running.sends += 1;
                     self.evict_worked(now, out);
                 }
                 _ if legacy.is_given_up() => {

@@ -425,6 +425,12 @@ impl World {
         let goes_on = [State::Streaming, State::AwaitingCard];
         if goes_on.contains(&self.machine.state()) {
             self.ledger.goes_on();
+            let running = self.machine.running.as_ref();
+            let first = running.filter(|running| running.sends == 1);
+            assert!(
+                first.is_none_or(|first| first.again.is_none() && first.cause.is_none()),
+                "nor is it so in memory"
+            );
         }
         let bounded = [
             State::AwaitingFirstEvent,
