@@ -193,6 +193,8 @@ mod tests {
         let mut question = card("q4", CardKind::Confirm, "bash");
         question.payload.origin = CardOrigin::Extension;
         assert_eq!(cards.ask(&question), Asked::Open);
+        // What is no yes or no has no standing answer.
+        assert_eq!(cards.ask(&card("q5", CardKind::Text, "bash")), Asked::Open);
     }
 
     #[test]

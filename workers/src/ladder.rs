@@ -251,12 +251,15 @@ mod tests {
             (3_503, Input::Swept { left: 1 }, None),
             (3_522, Input::Tick, None),
             (3_523, Input::Tick, Some(Effect::Round)),
+            // Not again before that one is over.
+            (3_524, Input::Tick, None),
             (
                 3_524,
                 Input::Swept { left: 0 },
                 Some(Effect::Finished { clean: true }),
             ),
             (3_525, Input::Childless, None),
+            (3_526, Input::Swept { left: 0 }, None),
             (9_999, Input::Stop(START), None),
         ]);
     }
@@ -310,6 +313,9 @@ mod tests {
             (0, Input::Stop(StopStage::Kill), enter(StopStage::Kill)),
             (1_000, Input::Tick, enter(StopStage::Sweep)),
             (1_001, Input::Swept { left: 1 }, None),
+            (3_990, Input::Tick, Some(Effect::Round)),
+            (3_990, Input::Swept { left: 1 }, None),
+            // The last round is not later than the limit.
             (4_000, Input::Tick, Some(Effect::Round)),
             (
                 4_000,
@@ -317,6 +323,19 @@ mod tests {
                 Some(Effect::Finished { clean: false }),
             ),
         ]);
+    }
+
+    #[test]
+    fn nothing_is_due_once_it_is_over() {
+        let (mut ladder, now) = (Ladder::new(&WorkerTiming::default()), Instant::now());
+        ladder.on(Input::Stop(StopStage::Sweep), now);
+        ladder.on(Input::Swept { left: 1 }, now);
+        assert!(ladder.deadline().is_some(), "another round");
+        // The kernel said before that that nothing is left.
+        assert_eq!(ladder.on(Input::Childless, now), Some(Effect::Round));
+        let over = ladder.on(Input::Swept { left: 0 }, now);
+        assert_eq!(over, Some(Effect::Finished { clean: true }));
+        assert_eq!(ladder.deadline(), None);
     }
 
     #[test]
@@ -353,6 +372,7 @@ mod tests {
                 now = ladder.deadline().expect("every stage has a deadline");
                 effect = ladder.on(Input::Tick, now);
             }
+            assert_eq!(ladder.deadline(), None, "nothing is due any more");
             assert!(
                 now - begin <= Duration::from_millis(7_500),
                 "{stage:?}: {:?}",

@@ -76,6 +76,9 @@ pub(super) struct Actor {
     pub(super) outbox: Outgoing,
     /// The newest message of the user that was staged or written, and its number.
     pub(super) said: Option<(TurnId, Seq)>,
+    /// A message that is being refused: the transcript does not hold it, nor is it to
+    /// hold its end.
+    pub(super) refused: Option<TurnId>,
     /// Ends of turns that are not on disk yet.
     pub(super) owed: Vec<Owed>,
     /// When they are tried again.
@@ -150,6 +153,7 @@ impl Actor {
             transcript,
             outbox: Outgoing::default(),
             said: None,
+            refused: None,
             owed,
             retry_at: now + RETRY,
             broken: None,

@@ -159,6 +159,9 @@ impl Actor {
             stop_reason,
             usage,
         });
+        if self.refused.as_ref() == Some(turn) {
+            events.clear();
+        }
         self.owed.push(Owed {
             turn: turn.clone(),
             status,
@@ -331,12 +334,9 @@ impl Actor {
         let error = refusal(&failure);
         let stands = (self.said.as_ref())
             .is_some_and(|(said, sequence)| said == turn && *sequence <= self.last_sequence());
+        self.refused = (!stands).then(|| turn.clone());
         self.give_up(failure).await;
-        if !stands {
-            for owed in self.owed.iter_mut().filter(|owed| owed.turn == *turn) {
-                owed.events.clear();
-            }
-        }
+        self.refused = None;
         error
     }
 
