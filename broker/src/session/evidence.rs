@@ -72,6 +72,43 @@ mod tests {
         })
     }
 
+    /// One that only the broker writes.
+    fn refused_event() -> LinkIn {
+        match events(Some("a"), 8) {
+            LinkIn::Events(mut run) => {
+                run.events[0].intake = Intake::Refused("done".into());
+                LinkIn::Events(run)
+            }
+            other => other,
+        }
+    }
+
+    /// By its state; the last turn whose message it got is `b`.
+    #[test]
+    fn a_worker_that_comes_tells_what_it_worked_on() {
+        let introduced = |turn: Option<&str>, seen: bool| {
+            let mut state = json!({"lastTurnId": "b", "seenEvent": seen});
+            if let Some(turn) = turn {
+                state["turnId"] = turn.into();
+            }
+            let hello = json!({
+                "workerId": "w", "token": "t", "sessionKey": "s", "generation": 1, "pid": 2,
+                "identity": {"pid": 2, "startTicks": 1, "bootId": "b", "pidNamespace": 3}, "provider": "scripted",
+                "lastSeq": 0, "state": state, "type": "hello",
+            });
+            match frame(&hello) {
+                LinkIn::Frame(frame) => match *frame {
+                    FromWorker::Hello(hello) => super::introduced(&hello),
+                    other => panic!("{other:?}"),
+                },
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(introduced(Some("a"), true), Some("a".into()));
+        assert_eq!(introduced(None, true), Some("b".into()), "it has ended");
+        assert_eq!(introduced(Some("a"), false), None);
+    }
+
     fn response(body: &serde_json::Value) -> LinkIn {
         let mut frame = json!({"type": "response", "requestId": "a"});
         let fields = frame.as_object_mut().expect("an object");
@@ -108,6 +145,7 @@ mod tests {
                 "a".into(),
                 &(),
             )))),
+            refused_event(),
             frame(&json!({"type": "lifecycle", "event": "stopping"})),
             LinkIn::Broken("x".into()),
         ];

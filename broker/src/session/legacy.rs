@@ -280,7 +280,81 @@ fn legacy_turn(
 
 #[cfg(test)]
 mod tests {
+    use ade_protocol::event::TurnStatus;
+
     use super::*;
+    use crate::state::TurnRow;
+    use crate::turn::{ENDED_BY_USER, SENT, over};
+
+    const RESEND: Again = Again::Resend;
+
+    fn left_turn(sends: u32, state: &str) -> LegacyTurn {
+        let row = TurnRow {
+            session_id: "s".into(),
+            turn_id: "t".into(),
+            prompt: "hello".into(),
+            started_at: "now".into(),
+            generation: Generation(4),
+            sends,
+            state: state.into(),
+            armed_at_ms: 0,
+            cause: None,
+            after: Seq(0),
+        };
+        LegacyTurn { row, begun: true }
+    }
+
+    /// What a broker may do by itself for the message of one that is gone.
+    #[test]
+    fn only_what_nobody_has_seen_or_ended_goes_to_another_worker() {
+        let table = [
+            (0, "starting", true),
+            (1, SENT, false),
+            (1, RESEND.planned(), true),
+            (2, RESEND.written(), false),
+            (1, Again::Reconnect.planned(), true),
+            (1, Again::Continue.planned(), true),
+            (0, ENDED_BY_USER, false),
+            (1, ENDED_BY_USER, false),
+            (0, over(TurnStatus::Failed), false),
+            (1, over(TurnStatus::Completed), false),
+        ];
+        for (sends, state, resumable) in table {
+            let turn = left_turn(sends, state);
+            assert_eq!(turn.is_resumable(), resumable, "{sends} {state}");
+        }
+    }
+
+    #[test]
+    fn a_send_that_was_noted_counts_once_its_worker_has_told_of_it() {
+        let timing = Timing::new(Duration::from_secs(10));
+        let (own, other) = (Some(Generation(4)), Some(Generation(5)));
+        // Sends that are certain, and whether the worker has to tell of one.
+        let table = [
+            (0, "starting", own, (0, false), None),
+            (1, SENT, own, (0, true), None),
+            (1, SENT, other, (1, false), None),
+            (1, SENT, None, (1, false), None),
+            (1, RESEND.planned(), own, (0, true), Some(RESEND)),
+            (1, RESEND.planned(), other, (1, false), Some(RESEND)),
+            (2, RESEND.written(), own, (1, true), Some(RESEND)),
+        ];
+        for (sends, state, living, expected, again) in table {
+            let legacy = legacy_turn(&left_turn(sends, state), living, false, &timing);
+            let found = (legacy.sends, legacy.noted);
+            assert_eq!(found, expected, "{sends} {state} {living:?}");
+            assert_eq!(legacy.again, again, "{sends} {state} {living:?}");
+        }
+        // The worker goes only where its recovery was on disk before the user's end.
+        for (state, armed, evicted) in [
+            (ENDED_BY_USER, true, true),
+            (ENDED_BY_USER, false, false),
+            (SENT, true, false),
+        ] {
+            let legacy = legacy_turn(&left_turn(1, state), own, armed, &timing);
+            assert_eq!(legacy.evicted, evicted, "{state} {armed}");
+        }
+    }
 
     #[test]
     fn a_card_has_what_is_left_of_its_time() {

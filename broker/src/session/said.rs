@@ -82,3 +82,97 @@ impl Left {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ade_protocol::SessionId;
+
+    use super::*;
+    use crate::transcript::Transcript;
+
+    const SESSION: &str = "s";
+
+    fn steer(id: &str, turn: &str, prompt: &str, after: u64) -> SteerRow {
+        SteerRow {
+            session_id: SESSION.into(),
+            request_id: id.into(),
+            turn_id: turn.into(),
+            prompt: prompt.into(),
+            after: Seq(after),
+        }
+    }
+
+    /// A transcript with these messages of users: turn, text and way.
+    fn transcript(said: &[(&str, String, Via)]) -> (tempfile::TempDir, std::path::PathBuf) {
+        let folder = tempfile::TempDir::new().expect("a folder");
+        let path = folder.path().join("transcript.jsonl");
+        let opened = Transcript::open(&path, SessionId::from(SESSION), Seq(0));
+        let mut transcript = opened.expect("a transcript");
+        for (turn, text, via) in said {
+            let (text, via) = (text.clone(), *via);
+            let event = serde_json::to_vec(&Event::UserMessage { text, via }).expect("a text");
+            transcript.stage("t", Some(&TurnId::from(*turn)), None, &event);
+        }
+        transcript.commit().expect("written");
+        (folder, path)
+    }
+
+    /// The requests of those that are left.
+    fn left(path: &Path, rows: &[SteerRow]) -> Vec<String> {
+        let left = said_already(path, rows.to_vec());
+        let all = left.told.len() + left.taken.len() + left.unsaid.len();
+        assert_eq!(all, rows.len());
+        left.unsaid
+            .iter()
+            .map(|row| row.request_id.to_string())
+            .collect()
+    }
+
+    #[test]
+    fn a_steer_stands_in_the_transcript_only_as_what_it_is_and_once() {
+        let (_folder, path) = transcript(&[
+            ("t1", "go left".into(), Via::Steer),
+            ("t1", "go right".into(), Via::Send),
+        ]);
+        let table = [
+            (steer("a", "t1", "go left", 0), true),
+            (steer("a", "t1", "go", 0), false),
+            (steer("a", "t2", "go left", 0), false),
+            // It was said before this one was sent.
+            (steer("a", "t1", "go left", 1), false),
+            // A message of its own, and no steer.
+            (steer("a", "t1", "go right", 0), false),
+        ];
+        for (row, stands) in table {
+            assert_eq!(
+                left(&path, std::slice::from_ref(&row)).is_empty(),
+                stands,
+                "{row:?}"
+            );
+        }
+        // Of two with the same words one was said.
+        let two = ["a", "b"].map(|id| steer(id, "t1", "go left", 0));
+        assert_eq!(left(&path, &two), ["b"]);
+        // The newer one does not decide where to look for the older.
+        let both = [
+            steer("new", "t1", "other", 2),
+            steer("old", "t1", "go left", 0),
+        ];
+        assert_eq!(left(&path, &both), ["new"]);
+        let nowhere = path.with_extension("away");
+        assert_eq!(left(&nowhere, &both), ["new", "old"]);
+    }
+
+    #[test]
+    fn a_steer_is_found_behind_much_that_was_said() {
+        let long = "x".repeat(PIECE / 2);
+        let said = [
+            ("t1", long.clone(), Via::Send),
+            ("t1", long.clone(), Via::Send),
+            ("t1", long, Via::Send),
+            ("t1", "go left".to_owned(), Via::Steer),
+        ];
+        let (_folder, path) = transcript(&said);
+        assert!(left(&path, &[steer("a", "t1", "go left", 0)]).is_empty());
+    }
+}

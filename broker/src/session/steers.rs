@@ -449,3 +449,21 @@ fn unread(response: &Response) -> Vec<String> {
     unread.truncate(SendResult::MAX_UNDELIVERED);
     unread
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_was_not_read_is_told_by_an_end_and_bounded() {
+        let many = vec!["x"; SendResult::MAX_UNDELIVERED + 1];
+        let result = json!({"status": "completed", "undelivered": many});
+        let mut response = Response::ok("t1".into(), &result);
+        assert_eq!(unread(&response).len(), SendResult::MAX_UNDELIVERED);
+        response.ok = false;
+        assert_eq!(unread(&response), [""; 0]);
+        assert_eq!(unread(&Response::ok("t1".into(), &())), [""; 0]);
+    }
+}

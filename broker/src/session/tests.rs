@@ -4,6 +4,7 @@
 mod cards;
 mod notes;
 mod silence;
+mod steering;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

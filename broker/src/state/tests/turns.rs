@@ -161,11 +161,17 @@ fn only_the_running_turn_is_written_of() {
         cause: Some("why".into()),
         ..turn("s", "t1")
     };
-    assert_eq!(state.running_turns().unwrap(), [planned.clone()]);
+    assert_eq!(
+        state.running_turns().unwrap(),
+        std::slice::from_ref(&planned)
+    );
     // Taken back is only what was planned.
     for (turn, planned_as) in [(&other, "recovering"), (&own, "ending")] {
         state.unplan_turn(&id, turn, planned_as, "sent").unwrap();
-        assert_eq!(state.running_turns().unwrap(), [planned.clone()]);
+        assert_eq!(
+            state.running_turns().unwrap(),
+            std::slice::from_ref(&planned)
+        );
     }
     state.unplan_turn(&id, &own, "recovering", "sent").unwrap();
     let before = TurnRow {
