@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ade_tests::ade::Ade;
 use ade_tests::rpc::{Rpc, text_of, types_of};
-use ade_tests::turns::{dones, of_turn, of_type};
+use ade_tests::turns::{SILENT_MS, dones, of_turn, of_type};
 use ade_tests::wait::wait_true;
 use serde_json::{Value, json};
 
@@ -18,7 +18,12 @@ fn started(config: &str) -> (Ade, Rpc, String) {
     ade.serve();
     let mut rpc = ade.rpc();
     let lane = ade.lane("one");
-    let chat = ade.chat(&mut rpc, "scripted", &lane, json!({"firstEventMs": 300}));
+    let chat = ade.chat(
+        &mut rpc,
+        "scripted",
+        &lane,
+        json!({"firstEventMs": SILENT_MS}),
+    );
     (ade, rpc, chat)
 }
 
@@ -437,6 +442,24 @@ fn r20_a_fresh_agent_that_was_decided_on_is_had_by_the_next_broker_once() {
 }
 
 #[test]
+fn a_worker_that_was_given_up_for_a_fresh_agent_is_not_used_by_the_next_broker() {
+    let (mut ade, rpc, chat) = started(REPLAY);
+    ade.turn(&chat, "remember the blue door");
+    drop(rpc);
+    ade.kill_broker();
+    // As by a broker that died before the worker was gone.
+    let db = rusqlite::Connection::open(ade.home().join("state.db")).expect("state.db");
+    let set = "UPDATE sessions SET rotate = 1 WHERE session_id = ?1";
+    assert_eq!(db.execute(set, [&chat]).expect("a change"), 1);
+    drop(db);
+    ade.serve();
+    let told = text_of(&ade.turn(&chat, "!recall"));
+    assert_eq!(told.matches(HEADER).count(), 1, "{told}");
+    goes_on(&ade, &chat);
+    assert_eq!(ade.session(&chat)["generation"], 2);
+}
+
+#[test]
 fn a_connection_that_drops_before_any_event_is_told_and_sent_again() {
     let (ade, _, chat) = started("");
     for (script, why) in [
@@ -474,7 +497,7 @@ fn a_silent_run_has_its_moment_to_end_and_no_longer() {
     let begin = Instant::now();
     let events = ade.turn(&chat, "!stop-reading-once\n!hang-once\n!emit done");
     assert_eq!(status(&events), "completed", "{events:?}");
-    let bounds = Duration::from_millis(300 + 2500);
+    let bounds = Duration::from_millis(SILENT_MS + 2500);
     assert!(begin.elapsed() >= bounds, "{:?}", begin.elapsed());
     goes_on(&ade, &chat);
 }
@@ -613,7 +636,7 @@ fn why_a_message_was_sent_again_is_known_to_the_next_broker() {
     ade.serve();
     let events = of_turn(&ade.wait_done(&chat, &turn), &turn);
     let told = error(&events)["message"].as_str().expect("a sentence");
-    let first = "(first: the agent sent nothing for 0.3 s); the message was sent twice";
+    let first = "(first: the agent sent nothing for 0.7 s); the message was sent twice";
     assert!(told.contains(first), "{told}");
     goes_on(&ade, &chat);
 }

@@ -174,7 +174,9 @@ impl Actor {
                     return;
                 }
                 self.adopt(started, resumed.is_some()).await;
-                if !fits {
+                // A fresh agent is still to be had: the broker that decided on it died
+                // before this worker, which has the old one, was gone.
+                if !fits || self.row.flags.rotate {
                     self.outdated(generation).await;
                 }
                 match resumed {
