@@ -12,6 +12,11 @@ use crate::ade::{Ade, is_alive};
 use crate::rpc::{Rpc, text_of};
 use crate::wait::{PATIENCE, wait_until, wait_within};
 
+/// A deadline for the first event, milliseconds, for scenes that wait until it is
+/// over: one that a scripted worker which is not silent meets on a loaded machine
+/// too.
+pub const SILENT_MS: u64 = 700;
+
 /// After a stop by any path no process of the session may be alive for longer.
 pub const GONE: Duration = Duration::from_secs(5);
 

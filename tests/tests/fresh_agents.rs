@@ -4,7 +4,7 @@
 
 use ade_tests::ade::Ade;
 use ade_tests::rpc::text_of;
-use ade_tests::turns::{ended, of_turn};
+use ade_tests::turns::{SILENT_MS, ended, of_turn};
 use serde_json::json;
 
 const CONFIG: &str = "[providers.scripted]\nrecovery = \"replay\"\n";
@@ -24,7 +24,7 @@ fn replaced() -> (Ade, String, String) {
     let mut ade = Ade::new().with_config(CONFIG);
     ade.serve();
     let mut rpc = ade.rpc();
-    let more = json!({"firstEventMs": 300});
+    let more = json!({"firstEventMs": SILENT_MS});
     let chat = ade.chat(&mut rpc, "scripted", &ade.lane("one"), more);
     ade.turn(&chat, "remember the blue door");
     let old = agent(&ade, &chat);
@@ -100,7 +100,7 @@ fn r15_a_stop_while_a_silent_run_ends_is_honoured_by_the_next_broker_too() {
         let mut ade = Ade::new().with_config(&config);
         ade.serve();
         let mut rpc = ade.rpc();
-        let more = json!({"firstEventMs": 300});
+        let more = json!({"firstEventMs": SILENT_MS});
         let chat = ade.chat(&mut rpc, "scripted", &ade.lane("one"), more);
         ade.turn(&chat, "hello");
         // Its worker lives, and takes long to say `interrupted`.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use ade_tests::cards::{allowed, resolution, withdrawn, yes};
 use ade_tests::rpc::text_of;
-use ade_tests::turns::{ended, of_turn, of_type};
+use ade_tests::turns::{SILENT_MS, ended, of_turn, of_type};
 use ade_tests::wait::wait_true;
 use serde_json::json;
 
@@ -25,7 +25,7 @@ fn passes(since: Instant, ms: u64) {
 fn g05_a_card_that_nobody_answers_is_denied_at_its_limit_and_the_turn_goes_on() {
     let quiet = format!("{}[turns]\nquiet_ms = 100\n", limit(1_000));
     let (ade, mut rpc, _) = configured(&quiet);
-    let watchdog = json!({"firstEventMs": 300});
+    let watchdog = json!({"firstEventMs": SILENT_MS});
     let chat = ade.chat(&mut rpc, "scripted", &ade.lane("lane"), watchdog);
     let since = Instant::now();
     let (turn, card, mut watch) = asked(&ade, &mut rpc, &chat, GATED);

@@ -7,7 +7,7 @@ mod unanswered;
 
 use ade_tests::ade::Ade;
 use ade_tests::rpc::{Rpc, text_of};
-use ade_tests::turns::{dones, of_turn, of_type};
+use ade_tests::turns::{SILENT_MS, dones, of_turn, of_type};
 use ade_tests::wait::wait_true;
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ fn steered(then: &str) -> (Ade, String, String, String) {
     let mut ade = Ade::new().with_config(config);
     ade.serve();
     let mut rpc = ade.rpc();
-    let more = json!({"firstEventMs": 300});
+    let more = json!({"firstEventMs": SILENT_MS});
     let chat = ade.chat(&mut rpc, "scripted", &ade.lane("one"), more);
     // The silent worker takes long to end its run.
     let (turn, _) = ade.send(&mut rpc, &chat, &format!("!slow-abort 1200\n{then}"));
