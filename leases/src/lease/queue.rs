@@ -46,7 +46,8 @@ use std::time::{Duration, Instant};
 const ABANDONED_MAX: usize = 16;
 
 /// How long one who comes to the queue lets a woken waiter go first. Longer than
-/// a loaded machine takes to run it; a waiter that is stopped costs others this
+/// a loaded machine takes to run it, as a rule: between this look and the asking,
+/// or after it, one may still be passed. A waiter that is stopped costs others this
 /// once for each time that they come.
 const COURTESY: Duration = Duration::from_millis(200);
 
@@ -123,9 +124,7 @@ pub(crate) fn queue(baton: &mut Option<Baton>, file: File, left: Duration, seam:
     }
     let file = Arc::new(file);
     let until = Instant::now() + COURTESY.min(left);
-    while platform::has_waiters(&file) && platform::is_headless(&file) && Instant::now() < until {
-        std::thread::sleep(COURTESY_STEP);
-    }
+    give_way(&file, until);
     let asked = seam.run(Step::Queue, || {
         platform::show_waiting(&file)?;
         platform::try_queue(&file)
@@ -139,7 +138,7 @@ pub(crate) fn queue(baton: &mut Option<Baton>, file: File, left: Duration, seam:
         Ok(false) if ABANDONED.load(Ordering::Relaxed) < ABANDONED_MAX => {}
         Ok(false) | Err(_) => return Queued::NoQueue,
     }
-    match wait_by_thread(&file, left) {
+    match wait_by_thread(&file, left, until) {
         Ok(true) => {
             *baton = Some(Baton { file });
             Queued::Next
@@ -177,12 +176,23 @@ fn decide(state: &AtomicU8, for_what: u8) -> bool {
         .is_ok()
 }
 
-/// `Ok(true)` when the range lock is ours, `Ok(false)` when time is up.
-fn wait_by_thread(file: &Arc<File>, left: Duration) -> io::Result<bool> {
+/// Leaves those who wait a moment, at most until then, when none of them is the
+/// head: the one whose turn it is has been woken and must run before it can ask.
+fn give_way(file: &File, until: Instant) {
+    while platform::has_waiters(file) && platform::is_headless(file) && Instant::now() < until {
+        std::thread::sleep(COURTESY_STEP);
+    }
+}
+
+/// `Ok(true)` when the range lock is ours, `Ok(false)` when time is up. Gives way
+/// to others until then: the head that was met may have left while the thread was
+/// started.
+fn wait_by_thread(file: &Arc<File>, left: Duration, until: Instant) -> io::Result<bool> {
     let (done, result) = sync_channel(1);
     let state = Arc::new(AtomicU8::new(OPEN));
     let (for_thread, state_of_thread) = (Arc::clone(file), Arc::clone(&state));
     let wait = move || {
+        give_way(&for_thread, until);
         let got = platform::wait_queue(&for_thread);
         if decide(&state_of_thread, GOT) {
             let _ = done.send(got);

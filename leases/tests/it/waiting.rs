@@ -146,11 +146,10 @@ fn waiting_for(file: &Path) -> usize {
     locks.lines().filter(of_it).count()
 }
 
-/// Those who wait get it in the order of their arrival, and before a holder that
-/// gives it back and wants it again at once.
+/// Four who wait, and a holder that gives it back and wants it again at once.
+/// Who got it, and who came first.
 #[cfg(target_os = "linux")]
-#[test]
-fn waiters_of_several_processes_take_turns() {
+fn turns() -> (Vec<u32>, Vec<u32>) {
     let scene = Scene::new();
     let lease = acquire(&scene.session, &waiting(LONG)).expect("taken");
     let mut waiters = Vec::new();
@@ -159,8 +158,8 @@ fn waiters_of_several_processes_take_turns() {
         waiters.push(waiter.spawn().expect("it starts"));
         wait_until("it queues", || waiting_for(&scene.lease()) == place);
     }
-    let mut expected: Vec<u32> = waiters.iter().map(Child::id).collect();
-    expected.push(std::process::id());
+    let mut came: Vec<u32> = waiters.iter().map(Child::id).collect();
+    came.push(std::process::id());
     lease.release().expect("released");
     take_turn(&scene.session);
     for waiter in waiters {
@@ -169,10 +168,30 @@ fn waiters_of_several_processes_take_turns() {
     }
     let order = scene.session.with_extension("order");
     let held = fs::read_to_string(&order).expect("an order");
-    let held: Vec<u32> = held.lines().flat_map(str::parse).collect();
-    assert_eq!(held, expected);
     fs::remove_file(order).expect("it is ours");
     assert_eq!(scene.litter(), Vec::<String>::new());
+    (held.lines().flat_map(str::parse).collect(), came)
+}
+
+/// Those who wait get it in the order of their arrival, and before the holder.
+/// They hold it for so short a time that now and then one that is just queueing
+/// meets a free lock and is faster than the waiter that was woken: of 40 rounds in
+/// none as a rule, in three at most on a machine with much to do. Without the
+/// courtesy in 9 to 24.
+#[cfg(target_os = "linux")]
+#[test]
+fn waiters_of_several_processes_take_turns() {
+    let rounds: Vec<_> = (0..40).map(|_| turns()).collect();
+    for (held, came) in &rounds {
+        let sorted = |pids: &[u32]| {
+            let mut pids = pids.to_vec();
+            pids.sort_unstable();
+            pids
+        };
+        assert_eq!(sorted(held), sorted(came), "each had it once");
+    }
+    let passed = rounds.iter().filter(|(held, came)| held != came).count();
+    assert!(passed <= 6, "{passed} of {rounds:?}");
 }
 
 #[test]
