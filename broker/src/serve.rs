@@ -17,9 +17,9 @@ mod predecessor;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use ade_protocol::WorkerId;
 use ade_protocol::rpc::RuntimeInfo;
@@ -72,6 +72,12 @@ const HANDOVER_BOUND: Duration = Duration::from_secs(5);
 /// Connections that stay at once, where there are descriptors for them. One more
 /// is a visit.
 const CONNECTIONS: usize = 512;
+
+/// Pause after a connection that was not accepted: the next one would not be either.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+
+/// How often that is told.
+const TELL_AGAIN: Duration = Duration::from_secs(10);
 
 /// Visits at once. One more is told why and not listened to.
 const VISITS: usize = 64;
@@ -142,6 +148,8 @@ struct Broker {
     ground: Ground,
     /// How it stood when it was looked at last.
     footing: Footing,
+    /// When it was told last that a connection was not accepted.
+    told: Mutex<Option<Instant>>,
 }
 
 impl Broker {
@@ -206,6 +214,7 @@ impl Broker {
             workers,
             ground,
             footing: Footing::Firm,
+            told: Mutex::default(),
         })
     }
 
@@ -218,7 +227,7 @@ impl Broker {
         let end = loop {
             tokio::select! {
                 accepted = self.control.accept() => self.client(accepted, &places).await,
-                accepted = self.workers.accept() => self.worker(accepted),
+                accepted = self.workers.accept() => self.worker(accepted).await,
                 _ = term.recv() => break End::Stop,
                 _ = interrupt.recv() => break End::Stop,
                 () = self.about.stop.cancelled() => break End::Stop,
@@ -327,7 +336,7 @@ impl Broker {
         // Workers still report while they end.
         let welcome = async {
             loop {
-                self.worker(self.workers.accept().await);
+                self.worker(self.workers.accept().await).await;
             }
         };
         tokio::select! {
@@ -349,7 +358,7 @@ impl Broker {
         // Workers still report while sessions write what they have.
         let welcome = async {
             loop {
-                self.worker(self.workers.accept().await);
+                self.worker(self.workers.accept().await).await;
             }
         };
         tokio::select! {
@@ -366,7 +375,7 @@ impl Broker {
         accepted: std::io::Result<(tokio::net::UnixStream, socket::Peer)>,
         places: &Places,
     ) {
-        let Some((stream, peer)) = admit(accepted).await else {
+        let Some((stream, peer)) = self.admit(accepted).await else {
             return;
         };
         let (manager, about) = (Arc::clone(&self.manager), Arc::clone(&self.about));
@@ -394,12 +403,12 @@ impl Broker {
         });
     }
 
-    fn worker(&self, accepted: std::io::Result<(tokio::net::UnixStream, socket::Peer)>) {
+    async fn worker(&self, accepted: std::io::Result<(tokio::net::UnixStream, socket::Peer)>) {
+        let Some((stream, _)) = self.admit(accepted).await else {
+            return;
+        };
         let shared = Arc::clone(self.manager.shared());
         tokio::spawn(async move {
-            let Some((stream, _)) = admit(accepted).await else {
-                return;
-            };
             if limits::room_of_client(0) == Room::None {
                 tracing::error!("there is no descriptor for a worker that reports: it comes again");
                 return;
@@ -408,6 +417,33 @@ impl Broker {
                 unknown::send_away(&shared.home, shared.fence, stranger).await;
             }
         });
+    }
+
+    /// Refuses other users, and waits a moment when nothing can be accepted: trying
+    /// at once again would burn a core, and fill the log.
+    async fn admit(
+        &self,
+        accepted: std::io::Result<(tokio::net::UnixStream, socket::Peer)>,
+    ) -> Option<(tokio::net::UnixStream, socket::Peer)> {
+        match accepted {
+            Ok((stream, peer)) if peer.uid == nix::unistd::geteuid().as_raw() => {
+                Some((stream, peer))
+            }
+            Ok((_, peer)) => {
+                tracing::warn!(uid = peer.uid, "another user was refused");
+                None
+            }
+            Err(error) => {
+                let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+                if told.is_none_or(|told| told.elapsed() >= TELL_AGAIN) {
+                    *told = Some(Instant::now());
+                    tracing::error!(%error, "a connection was not accepted");
+                }
+                drop(told);
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+                None
+            }
+        }
     }
 }
 
@@ -422,25 +458,6 @@ impl Default for Places {
         Self {
             stay: Arc::new(Semaphore::new(CONNECTIONS)),
             visit: Arc::new(Semaphore::new(VISITS)),
-        }
-    }
-}
-
-/// Refuses other users, and waits a moment when nothing can be accepted.
-async fn admit(
-    accepted: std::io::Result<(tokio::net::UnixStream, socket::Peer)>,
-) -> Option<(tokio::net::UnixStream, socket::Peer)> {
-    match accepted {
-        Ok((stream, peer)) if peer.uid == nix::unistd::geteuid().as_raw() => Some((stream, peer)),
-        Ok((_, peer)) => {
-            tracing::warn!(uid = peer.uid, "another user was refused");
-            None
-        }
-        Err(error) => {
-            tracing::error!(%error, "a connection was not accepted");
-            // Out of descriptors: trying at once again would burn a core.
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            None
         }
     }
 }

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use ade_tests::ade::{Ade, started};
 use ade_tests::rpc::Rpc;
+use ade_tests::turns::dones;
 use ade_tests::wait::{PATIENCE, wait_true, wait_until};
 use serde_json::{Value, json};
 
@@ -171,6 +172,11 @@ fn is_looked_at_and_stopped(mut ade: Ade, chats: &[String]) {
     }
     ade.expect_code(0, &["stop"]);
     ade.expect_broker_ended(0);
+    // Each of them had one message, at work or waiting.
+    for chat in chats {
+        let ends = dones(&ade.checked_transcript(chat));
+        assert_eq!(ends.len(), 1, "{chat}: {ends:?}");
+    }
 }
 
 #[test]

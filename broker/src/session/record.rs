@@ -304,6 +304,10 @@ impl Actor {
         }
         let items = self.outbox.take();
         let head = self.transcript.last_sequence();
+        if self.worker.is_none() {
+            // Any number of chats may wait for a worker, and all end at once.
+            self.transcript.rest();
+        }
         self.shared.hub.publish(&self.row.session_id, head, &items);
         if written.is_err() {
             return false;
