@@ -117,13 +117,19 @@ pub async fn serve(options: ServeOptions) -> Result<(), ServeError> {
     if let Err(error) = limits::raise_nofile() {
         tracing::warn!(%error, "the limit of open files was not raised");
     }
-    let broker = Broker::start(home, config, &options).await?;
-    tracing::info!(
-        pid = std::process::id(),
-        fence = broker.manager.shared().fence.0,
-        "the broker serves"
-    );
-    let ended = broker.run(&mut lock).await;
+    let state = StateHandle::start(State::open(&home.state_db())?);
+    let ended = match Broker::start(home, config, &options, state.clone()).await {
+        Ok(broker) => {
+            tracing::info!(
+                pid = std::process::id(),
+                fence = broker.manager.shared().fence.0,
+                "the broker serves"
+            );
+            broker.run(&mut lock).await
+        }
+        Err(error) => Err(error),
+    };
+    state.close().await;
     drop(hold);
     drop(lock);
     ended
@@ -153,9 +159,13 @@ struct Broker {
 }
 
 impl Broker {
-    async fn start(home: Home, config: Config, options: &ServeOptions) -> Result<Self, ServeError> {
+    async fn start(
+        home: Home,
+        config: Config,
+        options: &ServeOptions,
+        state: StateHandle,
+    ) -> Result<Self, ServeError> {
         let config = Arc::new(config);
-        let state = StateHandle::start(State::open(&home.state_db())?);
         let fence = state.run(State::next_fence).await?;
         let mut takeover = takeover::find(&home, &state).await?;
         let cgroups = Cgroups::prepare(&home, config.wants_cgroups());

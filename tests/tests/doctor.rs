@@ -11,7 +11,7 @@ use ade_tests::ade::{Ade, is_alive, report, signal, started};
 use ade_tests::commands::within;
 use ade_tests::rpc::Rpc;
 use ade_tests::turns::ended;
-use ade_tests::wait::wait_until;
+use ade_tests::wait::{wait_true, wait_until};
 use serde_json::{Value, json};
 
 /// What `ade doctor --json` found that somebody has to do something about.
@@ -76,9 +76,20 @@ fn used() -> Ade {
         (length > 8192).then_some(())
     });
     ade.expect_code(0, &["stop"]);
+    wait_closed(&ade);
     let (stdout, _) = ade.expect_code(0, &["--json", "doctor"]);
     assert_eq!(in_the_way(&stdout), Vec::<Value>::new());
     ade
+}
+
+/// Waits until the database is closed: it has no log then.
+#[track_caller]
+fn wait_closed(ade: &Ade) {
+    wait_true("the database is closed", || {
+        !["db-wal", "db-shm"]
+            .iter()
+            .any(|log| ade.home().join("state").with_extension(log).exists())
+    });
 }
 
 #[test]
@@ -144,6 +155,8 @@ fn what_stands_in_the_place_of_a_file_or_a_folder_is_named() {
             fs::write(&path, "").unwrap();
         }
         both_say(&ade, area, &[&path.display().to_string(), "move"]);
+        // A broker that does not start closes it too.
+        wait_closed(&ade);
         if folder {
             fs::remove_dir(&path).unwrap();
         } else {

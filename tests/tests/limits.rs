@@ -2,11 +2,13 @@
 //! concerned is told so in a sentence; everybody else goes on.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use ade_tests::ade::{Ade, report};
+use ade_tests::ade::{Ade, report, started};
 use ade_tests::commands::{like, within};
 use ade_tests::disk::Disk;
 use ade_tests::rpc::text_of;
@@ -50,6 +52,33 @@ fn the_limit_of_open_files_is_raised_at_the_start() {
     let (soft, broker_hard) = files_limit(ade.broker_pid());
     assert_eq!(soft, broker_hard);
     assert_eq!(soft, hard.to_string());
+}
+
+#[test]
+fn connections_that_cannot_be_accepted_are_told_once_and_not_in_a_loop() {
+    let (ade, _) = started("");
+    let limit = |files: &str| {
+        let mut prlimit = Command::new("prlimit");
+        let pid = ade.broker_pid().to_string();
+        prlimit.args(["--pid", &pid, &format!("--nofile={files}:")]);
+        assert!(prlimit.status().expect("prlimit").success());
+    };
+    // Not one more than it has.
+    limit("3");
+    // One that knocks at each of its doors.
+    let doors = [ade.socket(), ade.home().join("run/workers.sock")];
+    let knocks = doors.map(|door| UnixStream::connect(door).expect("in the backlog"));
+    let log = || fs::read_to_string(ade.home().join("logs/ade-serve.log")).expect("the log");
+    let told = || log().matches("was not accepted").count();
+    wait_true("it is told", || told() > 0);
+    let since = Instant::now();
+    wait_true("a while passes", || {
+        since.elapsed() > Duration::from_millis(500)
+    });
+    assert_eq!(told(), 1, "{}", log());
+    limit("20000");
+    ade.expect_code(0, &["status"]);
+    drop(knocks);
 }
 
 #[test]

@@ -16,10 +16,20 @@ const IDLE_FLUSH: Duration = Duration::from_millis(200);
 /// Never idle, it flushes after so long.
 const BUSY_FLUSH: Duration = Duration::from_secs(1);
 
-type Job = Box<dyn FnOnce(&mut State) + Send>;
+/// The last flush and the end of the database may take so long.
+const CLOSE_BOUND: Duration = Duration::from_secs(5);
+
+type Change = Box<dyn FnOnce(&mut State) + Send>;
+
+enum Job {
+    Do(Change),
+    /// Ends the thread; told when the database is closed.
+    Close(oneshot::Sender<()>),
+}
 
 /// Hands work to the thread that owns the database. Cheap to clone; the thread
-/// ends, after a last flush, when the last handle is gone.
+/// ends, after a last flush, when it is told to ([`StateHandle::close`]) or the last
+/// handle is gone.
 #[derive(Clone, Debug)]
 pub struct StateHandle {
     jobs: mpsc::Sender<Job>,
@@ -66,19 +76,48 @@ impl StateHandle {
         job: impl FnOnce(&mut State) -> Result<T, StateError> + Send + 'static,
     ) -> Result<T, StateError> {
         let (reply, answer) = oneshot::channel();
-        let job: Job = Box::new(move |state| {
+        let job: Change = Box::new(move |state| {
             // Whoever asked may be gone.
             let _ = reply.send(job(state));
         });
-        self.jobs.send(job).await.map_err(|_| StateError::Closed)?;
+        let sent = self.jobs.send(Job::Do(job)).await;
+        sent.map_err(|_| StateError::Closed)?;
         answer.await.map_err(|_| StateError::Closed)?
+    }
+
+    /// Closes the database after everything that was handed in before; what comes
+    /// later finds it closed. A process that ends without this may end in the middle
+    /// of it, and leave a log that holds nothing any more.
+    pub async fn close(&self) {
+        let (told, closed) = oneshot::channel();
+        let close = async {
+            // Without a thread it is closed.
+            if self.jobs.send(Job::Close(told)).await.is_ok() {
+                let _ = closed.await;
+            }
+        };
+        if tokio::time::timeout(CLOSE_BOUND, close).await.is_err() {
+            tracing::warn!("the database was not closed in {CLOSE_BOUND:?}");
+        }
     }
 }
 
 enum Next {
-    Do(Job),
+    Do(Change),
     Flush,
-    End,
+    /// Who is told that it is closed.
+    End(Option<oneshot::Sender<()>>),
+}
+
+impl From<Option<Job>> for Next {
+    /// `None`: the last handle is gone.
+    fn from(job: Option<Job>) -> Self {
+        match job {
+            Some(Job::Do(change)) => Self::Do(change),
+            Some(Job::Close(told)) => Self::End(Some(told)),
+            None => Self::End(None),
+        }
+    }
 }
 
 fn work(mut state: State, mut queue: mpsc::Receiver<Job>) {
@@ -94,11 +133,11 @@ fn work(mut state: State, mut queue: mpsc::Receiver<Job>) {
             Some(since) if since.elapsed() >= BUSY_FLUSH => Next::Flush,
             Some(_) => runtime.block_on(async {
                 match tokio::time::timeout(IDLE_FLUSH, queue.recv()).await {
-                    Ok(job) => job.map_or(Next::End, Next::Do),
+                    Ok(job) => job.into(),
                     Err(_) => Next::Flush,
                 }
             }),
-            None => queue.blocking_recv().map_or(Next::End, Next::Do),
+            None => queue.blocking_recv().into(),
         };
         match next {
             Next::Do(job) => {
@@ -113,7 +152,15 @@ fn work(mut state: State, mut queue: mpsc::Receiver<Job>) {
                 flush(&state);
                 dirty_since = None;
             }
-            Next::End => return flush(&state),
+            Next::End(told) => {
+                flush(&state);
+                drop(state);
+                if let Some(told) = told {
+                    // Whoever closed it may be gone.
+                    let _ = told.send(());
+                }
+                return;
+            }
         }
     }
 }
