@@ -429,6 +429,16 @@ impl Broker {
         });
     }
 
+    /// Whether it is time to tell once more that a connection was not accepted.
+    fn tells_again(&self) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let again = told.is_none_or(|told| told.elapsed() >= TELL_AGAIN);
+        if again {
+            *told = Some(Instant::now());
+        }
+        again
+    }
+
     /// Refuses other users, and waits a moment when nothing can be accepted: trying
     /// at once again would burn a core, and fill the log.
     async fn admit(
@@ -444,12 +454,9 @@ impl Broker {
                 None
             }
             Err(error) => {
-                let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-                if told.is_none_or(|told| told.elapsed() >= TELL_AGAIN) {
-                    *told = Some(Instant::now());
+                if self.tells_again() {
                     tracing::error!(%error, "a connection was not accepted");
                 }
-                drop(told);
                 tokio::time::sleep(ACCEPT_AGAIN).await;
                 None
             }

@@ -219,8 +219,8 @@ fn refused_once_and_for_all(obstacle: Obstacle, next: Next) {
     assert!(!said.contains("PAY"), "{case}: it was run: {said}");
     let lines = ade.checked_transcript(&chat);
     let paid = lines.iter().find(|line| line["event"]["text"] == "PAY");
-    // A broker that lives on takes it back by itself after a while.
-    assert!(paid.is_some() || !matches!(next, Next::Killed), "{lines:?}");
+    // The broker that refused it takes it back; one that dies before that leaves it
+    // to the next one, which says that it failed.
     if let Some(turn) = paid.and_then(|line| line["turnId"].as_str()) {
         let events = of_turn(&lines, turn);
         assert_eq!(ended(&events), "failed", "{case}: {events:?}");
