@@ -57,14 +57,8 @@ fn the_limit_of_open_files_is_raised_at_the_start() {
 #[test]
 fn connections_that_cannot_be_accepted_are_told_once_and_not_in_a_loop() {
     let (ade, _) = started("");
-    let limit = |files: &str| {
-        let mut prlimit = Command::new("prlimit");
-        let pid = ade.broker_pid().to_string();
-        prlimit.args(["--pid", &pid, &format!("--nofile={files}:")]);
-        assert!(prlimit.status().expect("prlimit").success());
-    };
     // Not one more than it has.
-    limit("3");
+    set_limit(&ade, "3");
     // One that knocks at each of its doors.
     let doors = [ade.socket(), ade.home().join("run/workers.sock")];
     let knocks = doors.map(|door| UnixStream::connect(door).expect("in the backlog"));
@@ -76,7 +70,7 @@ fn connections_that_cannot_be_accepted_are_told_once_and_not_in_a_loop() {
         since.elapsed() > Duration::from_millis(500)
     });
     assert_eq!(told(), 1, "{}", log());
-    limit("20000");
+    set_limit(&ade, "20000");
     ade.expect_code(0, &["status"]);
     drop(knocks);
 }
@@ -127,29 +121,20 @@ fn what_finds_no_descriptors_waits_and_idle_workers_make_room() {
     }
 }
 
-/// What a broker has open once its start is over.
-fn open_at_rest(ade: &Ade) -> usize {
-    let folder = format!("/proc/{}/fd", ade.broker_pid());
-    let (mut last, mut times) = (0, 0);
-    wait_until("it opens and closes nothing any more", || {
-        let open = fs::read_dir(&folder).expect("its descriptors").count();
-        times = if open == last { times + 1 } else { 0 };
-        last = open;
-        (times == 20).then_some(open)
-    })
+/// Gives a broker that runs another soft limit of open files.
+fn set_limit(ade: &Ade, files: &str) {
+    let pid = ade.broker_pid().to_string();
+    let mut prlimit = Command::new("prlimit");
+    prlimit.args(["--pid", &pid, &format!("--nofile={files}:")]);
+    assert!(prlimit.status().expect("prlimit").success());
 }
 
 #[test]
 fn only_where_no_worker_at_all_could_start_a_turn_fails_for_it() {
-    let mut ade = Ade::new();
-    ade.serve();
-    let open = open_at_rest(&ade);
-    ade.stop_broker();
-    // Enough for a few clients, and too few for a worker beside the first of them.
-    let limit = open + 22;
-    ade.serve_within(limited(&format!("--nofile={limit}:{limit}")));
-    assert_eq!(open_at_rest(&ade), open);
-    let mut rpc = ade.rpc();
+    let (ade, mut rpc) = started("");
+    let open = rpc.call("broker.status", json!({}))["fds"][0].as_u64();
+    // Enough for a few clients, and too few for a worker.
+    set_limit(&ade, &(open.expect("a count") + 20).to_string());
     let chat = ade.scripted_chat(&mut rpc, 60_000);
     for _ in 0..2 {
         let events = ade.turn(&chat, "are you there?");
