@@ -402,6 +402,14 @@ fn a_steer_of_which_nothing_is_known_any_more_has_a_notice_that_says_so() {
     assert_eq!(on_their_way(&ade), 0);
 }
 
+/// The row of a message "and this", in the `state.db` of a broker that is not there.
+fn put_on_its_way(ade: &Ade, chat: &str, turn: &str) {
+    let db = rusqlite::Connection::open(ade.home().join("state.db")).expect("state.db");
+    let sql = "INSERT INTO steers (session_id, request_id, turn_id, prompt, after_sequence)
+               VALUES (?1, 'r', ?2, 'and this', 0)";
+    assert_eq!(db.execute(sql, [chat, turn]).expect("a row"), 1);
+}
+
 /// The message is in the transcript, and the broker dies before its row is off the
 /// disk.
 #[test]
@@ -409,11 +417,7 @@ fn a_steer_that_stands_in_the_transcript_is_not_told_once_more() {
     let (mut ade, mut rpc, chat, turn) = hanging("!delay 1");
     steer(&mut rpc, &chat, "and this");
     ade.kill_broker();
-    let db = rusqlite::Connection::open(ade.home().join("state.db")).expect("state.db");
-    let sql = "INSERT INTO steers (session_id, request_id, turn_id, prompt, after_sequence)
-               VALUES (?1, 'r', ?2, 'and this', 0)";
-    assert_eq!(db.execute(sql, [&chat, &turn]).expect("a row"), 1);
-    drop(db);
+    put_on_its_way(&ade, &chat, &turn);
     ade.serve();
     ade.wait_state(&chat, "streaming");
     ade.rpc().call("chat.abort", json!({"sessionId": chat}));

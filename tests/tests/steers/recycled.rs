@@ -9,7 +9,9 @@ use ade_tests::turns::{dones, of_turn, of_type};
 use ade_tests::wait::wait_true;
 use serde_json::{Value, json};
 
-use super::{SAID_AND_UNREAD, naming, on_their_way, steer, turnless, waits_for_steers};
+use super::{
+    SAID_AND_UNREAD, naming, on_their_way, put_on_its_way, steer, turnless, waits_for_steers,
+};
 
 /// Soon given up, soon ended.
 const QUICK: &str = "[turns]\ncancel_ms = 300\n[worker]\neof_grace_ms = 200\n\
@@ -161,11 +163,7 @@ fn a_steer_that_was_told_of_is_not_told_of_by_the_next_broker() {
     wait_true("nothing is on its way", || on_their_way(&ade) == 0);
     assert_eq!(ade.session(&chat)["state"], "recovering");
     ade.kill_all_with_broker();
-    let db = rusqlite::Connection::open(ade.home().join("state.db")).expect("state.db");
-    let sql = "INSERT INTO steers (session_id, request_id, turn_id, prompt, after_sequence)
-               VALUES (?1, 'r', ?2, 'and this', 0)";
-    assert_eq!(db.execute(sql, [&chat, &turn]).expect("a row"), 1);
-    drop(db);
+    put_on_its_way(&ade, &chat, &turn);
     ade.serve();
     completed(&ade, &chat, &turn, &["and this"]);
 }
